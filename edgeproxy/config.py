@@ -1,0 +1,112 @@
+"""regions.yaml -> frozen dataclasses. Every error names the file, the key and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+NodeKind = Literal["native", "vllm", "sglang", "llamacpp", "openai"]
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+class ConfigError(ValueError):
+    """A regions.yaml that cannot be used; the message names file, key and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    http: Address | None
+    https: Address | None
+    """TCP (h1, h2) and UDP (h3) on the same port number."""
+    admin: Address | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    certificate: Path | None
+    """PEM chain; None means a development certificate that the proxy makes itself."""
+    key: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A native node that the proxy starts as its own child process."""
+
+    source: str
+    """Model URI: `package:distribution/file` or a path."""
+    threads: int | None = None
+    """None: one per core."""
+    kv_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    name: str
+    """Unique in the file, e.g. `near-1`; appears in metrics."""
+    kind: NodeKind
+    url: str
+    """Origin that the proxy connects to, e.g. `http://127.0.0.1:8101`. Never redirected."""
+    models: tuple[str, ...]
+    launch: Launch | None = None
+    api_key_env: str | None = None
+    """Environment variable that holds the node's bearer key; keys never stand in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayConfig:
+    """A userspace relay in front of a region, so that distance can be seen on one machine."""
+
+    delay_ms: float
+    """Added to the round trip; half of it in each direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionConfig:
+    name: str
+    nodes: tuple[NodeConfig, ...]
+    relay: RelayConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLimits:
+    body_bytes: int = 8 * 2**20
+    hold_headers_s: float = 10.0
+    """Response headers wait this long for the first content before 200 is sent with keep-alive comments."""
+    attempts: int = 3
+    first_byte_s: float = 120.0
+    """A node that sent nothing for this long has failed."""
+    stall_s: float = 60.0
+    """A stream without an event for this long has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    path: Path
+    listen: Listen
+    tls: Tls
+    regions: tuple[RegionConfig, ...]
+    keys: Path | None = None
+    """File of hashed bearer keys; None: no authentication, loopback only."""
+    budget_ms: float = 150.0
+    limits: GatewayLimits = field(default_factory=GatewayLimits)
+
+    @property
+    def models(self) -> Mapping[str, tuple[str, ...]]:
+        """Model id -> names of the nodes that serve it, in file order."""
+        served: dict[str, tuple[str, ...]] = {}
+        for region in self.regions:
+            for node in region.nodes:
+                for model in node.models:
+                    served[model] = (*served.get(model, ()), node.name)
+        return served

@@ -1,0 +1,98 @@
+"""What a native node says of itself: in a header of each answer and at GET /node/v1/status."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+REPORT_HEADER = b"x-node-report"
+TOKEN_HEADER = b"x-node-token"
+"""Carries the proxy's node token; /node/v1/* answers 403 without it, on loopback too."""
+TOKEN_ENV = "EDGEPROXY_NODE_TOKEN"
+TIMING_HEADER = b"server-timing"
+"""A node's own terms in Server-Timing form: queue, prefill, first (all in ms)."""
+MAX_REPORT_BYTES = 4096
+
+
+class NodeState(StrEnum):
+    STARTING = "starting"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """A snapshot of a node's load. `step_counter` is the heartbeat: running > 0 and no step means unhealthy."""
+
+    state: NodeState
+    model: str
+    numerics: str
+    running: int
+    waiting: int
+    waiting_prefill_tokens: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    kv_blocks_evictable: int
+    block_tokens: int
+    prefill_tokens_per_s: float
+    step_ms: float
+    step_counter: int
+    handling_s: float
+    """Seconds this node spent on the answer that carries the report; a probe subtracts it from its round trip."""
+
+    def encode(self) -> bytes:
+        return orjson.dumps(asdict(self))
+
+
+def decode(raw: bytes) -> NodeReport:
+    """Raises ValueError on anything a sound node would not send; unknown keys are ignored (newer nodes)."""
+    if len(raw) > MAX_REPORT_BYTES:
+        raise ValueError(f"node report of {len(raw)} bytes exceeds {MAX_REPORT_BYTES}")
+    try:
+        value: Any = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"node report is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError("node report is not a JSON object")
+    return NodeReport(
+        state=NodeState(value.get("state")),
+        model=_text(value, "model"),
+        numerics=_text(value, "numerics"),
+        running=_count(value, "running"),
+        waiting=_count(value, "waiting"),
+        waiting_prefill_tokens=_count(value, "waiting_prefill_tokens"),
+        kv_blocks_total=_count(value, "kv_blocks_total"),
+        kv_blocks_free=_count(value, "kv_blocks_free"),
+        kv_blocks_evictable=_count(value, "kv_blocks_evictable"),
+        block_tokens=_count(value, "block_tokens"),
+        prefill_tokens_per_s=_number(value, "prefill_tokens_per_s"),
+        step_ms=_number(value, "step_ms"),
+        step_counter=_count(value, "step_counter"),
+        handling_s=_number(value, "handling_s"),
+    )
+
+
+def _text(value: dict[str, Any], name: str) -> str:
+    item = value.get(name)
+    if not isinstance(item, str):
+        raise ValueError(f"node report: {name} is not a string")
+    return item
+
+
+def _count(value: dict[str, Any], name: str) -> int:
+    item = value.get(name)
+    if not isinstance(item, int) or isinstance(item, bool) or item < 0:
+        raise ValueError(f"node report: {name} is not a count")
+    return item
+
+
+def _number(value: dict[str, Any], name: str) -> float:
+    item = value.get(name)
+    if not isinstance(item, int | float) or isinstance(item, bool) or not item >= 0:
+        raise ValueError(f"node report: {name} is not a non-negative number")
+    return float(item)

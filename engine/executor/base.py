@@ -1,0 +1,65 @@
+"""The contract every executor keeps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from dataclasses import dataclass
+
+from engine.step import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an executor was built for; a plan beyond these is a programming error and raises ValueError on submit."""
+
+    slots: int
+    blocks: int
+    """KV blocks in the pool, numbered from 0."""
+    step_tokens: int
+    """Most tokens of all rows of one step together."""
+    context: int
+    """Most positions of one sequence."""
+    vocab: int
+
+
+class Executor(ABC):
+    """Runs step plans in the order of submission.
+
+    Contract:
+    - Pipelined: `submit` returns at once and may be called while an earlier plan runs; at most `depth` plans may be
+      submitted and not collected. `collect` blocks (without holding the interpreter lock) until the oldest is done.
+    - Both are called from one thread, the engine's.
+    - A decode row takes the token its slot sampled last, so that step n+1 can be submitted before step n's result
+      is known. If the slot finished meanwhile (STOP or ERROR), the row runs nothing and returns no tokens.
+    - Only the KV of positions named by a row is written, in the blocks of that row's table; a block shared between
+      tables is never written, because the scheduler never names a shared position.
+    - Batch invariance: a row's result does not depend on the other rows of the step nor on how its tokens were cut
+      into chunks, bit for bit.
+    - Logits that are not finite end that sequence with Finish.ERROR; the other rows go on.
+    """
+
+    depth: int = 2
+
+    @property
+    @abstractmethod
+    def limits(self) -> Limits: ...
+
+    @property
+    @abstractmethod
+    def numerics(self) -> str:
+        """Names everything that decides the bits of the output: weights, kernels, instruction set, KV type."""
+
+    @abstractmethod
+    def submit(self, plan: StepPlan) -> None: ...
+
+    @abstractmethod
+    def collect(self) -> StepResult: ...
+
+    @abstractmethod
+    def logits(self, slot: int) -> array[float]:
+        """The slot's last logits, shape [vocab], float32. For tests and oracles; only while nothing is submitted."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Waits for submitted plans, then releases threads and memory. Idempotent."""
