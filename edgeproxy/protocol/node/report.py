@@ -60,7 +60,7 @@ def decode(raw: bytes) -> NodeReport:
     if not isinstance(value, dict):
         raise ValueError("node report is not a JSON object")
     return NodeReport(
-        state=NodeState(value.get("state")),
+        state=NodeState(_text(value, "state")),
         model=_text(value, "model"),
         numerics=_text(value, "numerics"),
         running=_count(value, "running"),
