@@ -1,0 +1,59 @@
+"""What one peer may take of the edge, shared by every listener: bytes, counts and seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Counts are per listener unless the name says otherwise; `_s` are seconds, `_bytes` are octets."""
+
+    target_bytes: int = 8 * KIB
+    """Path and query of one request; beyond it 414."""
+    head_bytes: int = 32 * KIB
+    """Request line, header fields and trailers of one request, decoded; beyond it 431."""
+    headers: int = 100
+    """Header fields of one request, trailers included; beyond it 431."""
+    body_bytes: int = 8 * MIB
+    """Request body; beyond it 413."""
+    unread_body_bytes: int = 64 * KIB
+    """Body received ahead of the application, per request; beyond it the peer is made to wait."""
+    unsent_bytes: int = 64 * KIB
+    """Response queued in this process, per connection (h1) or stream (h2, h3); beyond it `send()` waits."""
+
+    connections: int = 10_000
+    connections_per_address: int = 2_000
+    """Per client address (per /64 for IPv6)."""
+    half_open: int = 512
+    """TLS or QUIC handshakes in progress."""
+    streams_per_connection: int = 128
+    """Requests in progress on one h2 or h3 connection; also the cap on their application tasks."""
+    pipeline_depth: int = 8
+    """h1 requests waiting behind the running one; beyond it the connection is closed."""
+    resets_burst: int = 100
+    """Requests that one h2 or h3 connection may reset before their answer ended, at once (CVE-2023-44487)."""
+    resets_per_s: float = 20.0
+    """How fast that allowance grows again."""
+
+    handshake_s: float = 5.0
+    first_byte_s: float = 5.0
+    """From an open connection to the first byte of its first request."""
+    head_s: float = 10.0
+    """From the first byte of a request to the end of its header section."""
+    stalled_read_s: float = 30.0
+    """A request body of which no byte arrives for this long, while the application could take more: 408."""
+    stalled_write_s: float = 30.0
+    """A client that takes no byte of its response for this long is disconnected."""
+    keep_alive_s: float = 75.0
+    """A connection without a request."""
+    linger_s: float = 2.0
+    """After an answer that came before the end of its request: how long the rest of the request is still read and
+    dropped, so that the client sees the answer and not a reset (RFC 9112 section 9.6)."""
+    linger_bytes: int = 1 * MIB
+    """How much of that rest is read and dropped."""
+    close_s: float = 2.0
+    """TLS close_notify, or QUIC draining, before the transport is aborted."""
