@@ -1,4 +1,4 @@
-"""regions.yaml -> frozen dataclasses. Every error names the file, the key and the remedy."""
+"""What regions.yaml says, as frozen dataclasses. Read by config_file.py."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ class NodeConfig:
     url: str
     """Origin that the proxy connects to, e.g. `http://127.0.0.1:8101`. Never redirected."""
     models: tuple[str, ...]
+    """Model ids; one that ends with `*` matches every id with that beginning (and is not listed in /v1/models)."""
     launch: Launch | None = None
     api_key_env: str | None = None
     """Environment variable that holds the node's bearer key; keys never stand in the file."""
@@ -98,6 +99,8 @@ class Config:
     regions: tuple[RegionConfig, ...]
     keys: Path | None = None
     """File of hashed bearer keys; None: no authentication, loopback only."""
+    hosts: tuple[str, ...] = ()
+    """Names that clients may put in `Host` beside the loopback names and the bound addresses."""
     budget_ms: float = 150.0
     limits: GatewayLimits = field(default_factory=GatewayLimits)
 

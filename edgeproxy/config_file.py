@@ -1,0 +1,268 @@
+"""Reads regions.yaml. Unknown and repeated keys are errors: a typo must not silently become a default."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, get_args
+from urllib.parse import urlsplit
+
+import yaml
+
+from edgeproxy.config import (
+    Address,
+    Config,
+    ConfigError,
+    GatewayLimits,
+    Launch,
+    Listen,
+    NodeConfig,
+    NodeKind,
+    RegionConfig,
+    RelayConfig,
+    Tls,
+)
+
+MAX_FILE_BYTES = 2**20
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}\*?")
+
+
+def load(path: Path) -> Config:
+    """Raises ConfigError naming the file, the key and the remedy."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give another file with --config") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> Config:
+    """`path` names the file in errors and is what relative paths in it start from."""
+    if len(text) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes; split the deployment into several proxies")
+    try:
+        tree = yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply; regions.yaml needs five levels") from error
+    return _config(_Node(path, "", tree), path)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses repeated keys, and aliases, by which a small file can grow without bound."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.constructor.ConstructorError(None, None, "aliases (*name) are not supported here", mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key.start_mark)
+            if key.value in seen:
+                message = f"the key {key.value!r} stands here twice; remove one"
+                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+class _Node:
+    """A value with the place it came from, so that every complaint can say where."""
+
+    def __init__(self, path: Path, key: str, value: object) -> None:
+        self.path, self.key, self.value = path, key, value
+
+    def error(self, cause: str, remedy: str) -> ConfigError:
+        return ConfigError(f"{self.path}: {self.key or 'the file'}: {cause}; {remedy}")
+
+    def mapping(self, known: Iterable[str]) -> dict[str, _Node]:
+        if not isinstance(self.value, dict):
+            raise self.error(f"is {_kind(self.value)}, not a mapping", "write `key: value` lines below it")
+        allowed = list(known)
+        for name in self.value:
+            if name not in allowed:
+                near = difflib.get_close_matches(str(name), allowed, 1)
+                remedy = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(allowed)}"
+                raise self.error(f"unknown key {name!r}", remedy)
+        return {name: self._child(name, value) for name, value in self.value.items() if value is not None}
+
+    def named(self) -> dict[str, _Node]:
+        """A mapping whose keys are names that the operator chose."""
+        if not isinstance(self.value, dict) or not self.value:
+            raise self.error(f"is {_kind(self.value)}", "name at least one entry below it")
+        for name in self.value:
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise self.error(f"{name!r} is no name", "use lower-case letters, digits, '.', '_' and '-'")
+        return {name: self._child(name, value) for name, value in self.value.items()}
+
+    def items(self) -> list[_Node]:
+        if not isinstance(self.value, list) or not self.value:
+            raise self.error(f"is {_kind(self.value)}", "write a list with at least one entry")
+        return [_Node(self.path, f"{self.key}[{i}]", value) for i, value in enumerate(self.value)]
+
+    def text(self) -> str:
+        if not isinstance(self.value, str) or not self.value:
+            raise self.error(f"is {_kind(self.value)}, not text", "put the value in quotes")
+        return self.value
+
+    def number(self, least: float, most: float) -> float:
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            raise self.error(f"is {_kind(self.value)}, not a number", f"give a number from {least:g} to {most:g}")
+        if not least <= self.value <= most:
+            raise self.error(f"is {self.value}", f"give a number from {least:g} to {most:g}")
+        return float(self.value)
+
+    def count(self, least: int, most: int) -> int:
+        number = self.number(least, most)
+        if not number.is_integer():
+            raise self.error(f"is {number}", "give a whole number")
+        return int(number)
+
+    def _child(self, name: str, value: object) -> _Node:
+        return _Node(self.path, f"{self.key}.{name}" if self.key else name, value)
+
+
+def _kind(value: object) -> str:
+    kinds = {dict: "a mapping", list: "a list", str: "text", bool: "true/false", int: "a number", float: "a number"}
+    return "missing" if value is None else kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def _config(root: _Node, path: Path) -> Config:
+    top = root.mapping(("listen", "tls", "keys", "hosts", "budget_ms", "limits", "regions"))
+    if "regions" not in top:
+        raise root.error("has no `regions`", "add at least one region with one node")
+    regions = tuple(_region(name, node) for name, node in top["regions"].named().items())
+    _unique_nodes(root, regions)
+    return Config(
+        path=path,
+        listen=_listen(top["listen"]) if "listen" in top else Listen(Address("127.0.0.1", 8080), None, None),
+        tls=_tls(top["tls"], path.parent) if "tls" in top else Tls(None, None),
+        regions=regions,
+        keys=path.parent / top["keys"].text() if "keys" in top else None,
+        hosts=tuple(item.text().lower() for item in top["hosts"].items()) if "hosts" in top else (),
+        budget_ms=top["budget_ms"].number(1, 600_000) if "budget_ms" in top else 150.0,
+        limits=_limits(top["limits"]) if "limits" in top else GatewayLimits(),
+    )
+
+
+def _listen(node: _Node) -> Listen:
+    found = {name: _address(item) for name, item in node.mapping(("http", "https", "admin")).items()}
+    if "http" not in found and "https" not in found:
+        raise node.error("opens neither http nor https", "give at least one of them an address such as 127.0.0.1:8080")
+    return Listen(found.get("http"), found.get("https"), found.get("admin"))
+
+
+def _address(node: _Node) -> Address:
+    host, _, port = node.text().rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise node.error(f"{node.value!r} is no address", "write host:port, for example 127.0.0.1:8080")
+    return Address(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def _tls(node: _Node, folder: Path) -> Tls:
+    found = node.mapping(("certificate", "key"))
+    if set(found) != {"certificate", "key"}:
+        raise node.error("needs both `certificate` and `key`", "give both, or neither for a development certificate")
+    return Tls(folder / found["certificate"].text(), folder / found["key"].text())
+
+
+def _limits(node: _Node) -> GatewayLimits:
+    readers: dict[str, Callable[[_Node], Any]] = {
+        "body_bytes": lambda n: n.count(1024, 2**30),
+        "hold_headers_s": lambda n: n.number(0.1, 600),
+        "attempts": lambda n: n.count(1, 16),
+        "first_byte_s": lambda n: n.number(0.1, 3600),
+        "stall_s": lambda n: n.number(0.1, 3600),
+    }
+    return GatewayLimits(**{name: readers[name](item) for name, item in node.mapping(readers).items()})
+
+
+def _region(name: str, node: _Node) -> RegionConfig:
+    found = node.mapping(("nodes", "relay"))
+    if "nodes" not in found:
+        raise node.error("has no `nodes`", "list at least one node below it")
+    nodes = tuple(_node(f"{name}-{i}", item) for i, item in enumerate(found["nodes"].items(), 1))
+    relay = None
+    if "relay" in found:
+        delay = found["relay"].mapping(("delay_ms",)).get("delay_ms")
+        if delay is None:
+            raise found["relay"].error("has no `delay_ms`", "give the round trip to add, in milliseconds")
+        relay = RelayConfig(delay.number(0, 10_000))
+    return RegionConfig(name, nodes, relay)
+
+
+def _node(default_name: str, node: _Node) -> NodeConfig:
+    found = node.mapping(("name", "kind", "url", "models", "launch", "api_key_env"))
+    for needed in ("url", "models"):
+        if needed not in found:
+            raise node.error(f"has no `{needed}`", "a node needs `url` and `models`")
+    kind = found["kind"].text() if "kind" in found else "native"
+    if kind not in get_args(NodeKind):
+        raise found["kind"].error(f"{kind!r} is no kind of node", f"use one of {', '.join(get_args(NodeKind))}")
+    launch = _launch(found["launch"]) if "launch" in found else None
+    if launch is not None and kind != "native":
+        raise found["launch"].error(f"a {kind} node cannot be launched", "start it yourself, or use `kind: native`")
+    return NodeConfig(
+        name=found["name"].text() if "name" in found else default_name,
+        kind=kind,  # type: ignore[arg-type]  # checked above
+        url=_origin(found["url"], launched=launch is not None),
+        models=tuple(_model(item) for item in found["models"].items()),
+        launch=launch,
+        api_key_env=found["api_key_env"].text() if "api_key_env" in found else None,
+    )
+
+
+def _launch(node: _Node) -> Launch:
+    found = node.mapping(("source", "threads", "kv_tokens"))
+    if "source" not in found:
+        raise node.error("has no `source`", "name the model: package:distribution/file, or a path")
+    return Launch(
+        source=found["source"].text(),
+        threads=found["threads"].count(1, 1024) if "threads" in found else None,
+        kv_tokens=found["kv_tokens"].count(64, 2**31) if "kv_tokens" in found else None,
+    )
+
+
+def _origin(node: _Node, *, launched: bool) -> str:
+    """scheme://host:port and nothing more: a path or credentials here would be sent to the wrong place."""
+    remedy = "write scheme://host:port, for example http://127.0.0.1:8101"
+    try:
+        parts = urlsplit(node.text())
+        port = parts.port
+    except ValueError as error:
+        raise node.error(f"is no URL ({error})", remedy) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+        raise node.error(f"{node.value!r} is no origin", remedy)
+    if parts.query or parts.fragment or parts.username is not None:
+        raise node.error("carries more than scheme, host and port", remedy)
+    if launched and (parts.scheme != "http" or port is None or parts.hostname not in ("127.0.0.1", "::1")):
+        raise node.error("a launched node listens on loopback over http", "write http://127.0.0.1:PORT")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{port or (443 if parts.scheme == 'https' else 80)}"
+
+
+def _model(node: _Node) -> str:
+    name = node.text()
+    if not _MODEL.fullmatch(name):
+        raise node.error(
+            f"{name!r} is no model id", "use letters, digits and . _ : / - (a trailing * matches the rest)"
+        )
+    return name
+
+
+def _unique_nodes(root: _Node, regions: tuple[RegionConfig, ...]) -> None:
+    seen: set[str] = set()
+    for region in regions:
+        for node in region.nodes:
+            if node.name in seen:
+                raise root.error(f"two nodes are named {node.name!r}", "give each node its own `name`")
+            seen.add(node.name)

@@ -1,0 +1,118 @@
+"""regions.yaml: what is written is what is meant, and every complaint says where and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeproxy.config import Address, ConfigError
+from edgeproxy.config_file import load, parse
+
+PATH = Path("/etc/edgeproxy/regions.yaml")
+NODE = "regions: {near: {nodes: [{url: 'http://127.0.0.1:8101', models: [m]}]}}\n"
+
+
+def test_the_default_deployment_is_valid() -> None:
+    config = load(Path(__file__).parent.parent / "regions.yaml")
+    assert [region.name for region in config.regions] == ["near", "far"]
+    assert config.listen.http == Address("127.0.0.1", 8080)
+    assert config.listen.https == Address("127.0.0.1", 8443)
+    assert config.listen.admin == Address("127.0.0.1", 9080)
+    assert config.regions[1].relay is not None and config.regions[1].relay.delay_ms == 40
+    assert config.models == {"smollm2-135m-instruct": ("near-1", "far-1")}
+
+
+def test_relative_paths_start_at_the_file() -> None:
+    config = parse(NODE + "keys: keys.txt\ntls: {certificate: c.pem, key: k.pem}\n", PATH)
+    assert config.keys == PATH.parent / "keys.txt"
+    assert config.tls.certificate == PATH.parent / "c.pem"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "remedy"),
+    [
+        ("", "the file", "mapping"),
+        ("regions: {}", "regions", "at least one"),
+        ("regions: {near: {}}", "regions.near", "at least one node"),
+        ("regions: {near: {nodes: []}}", "regions.near.nodes", "at least one entry"),
+        ("regions: {near: {nodes: [{url: 'http://a:1'}]}}", "regions.near.nodes[0]", "`url` and `models`"),
+        ("regions: {near: {nodes: [{url: 'ftp://a:1', models: [m]}]}}", "nodes[0].url", "http://127.0.0.1:8101"),
+        ("regions: {near: {nodes: [{url: 'http://u:p@a:1', models: [m]}]}}", "nodes[0].url", "scheme, host and port"),
+        ("regions: {near: {nodes: [{url: 'http://a:1/v1', models: [m]}]}}", "nodes[0].url", "no origin"),
+        ("regions: {near: {nodes: [{url: 'http://a:x', models: [m]}]}}", "nodes[0].url", "no URL"),
+        ("regions: {near: {nodes: [{url: 'http://a:1', models: ['a b']}]}}", "models[0]", "no model id"),
+        ("regions: {near: {nodes: [{url: 'http://a:1', models: [m], kind: tgi}]}}", "nodes[0].kind", "use one of"),
+        (NODE + "budgetms: 3", "unknown key 'budgetms'", "'budget_ms'"),
+        (NODE + "budget_ms: soon", "budget_ms", "a number from"),
+        (NODE + "budget_ms: .nan", "budget_ms", "a number from"),
+        (NODE + "budget_ms: true", "budget_ms", "not a number"),
+        (NODE + "limits: {attempts: 2.5}", "limits.attempts", "whole number"),
+        (NODE + "listen: {http: '8080'}", "listen.http", "host:port"),
+        (NODE + "listen: {admin: '127.0.0.1:1'}", "listen", "at least one of them"),
+        (NODE + "tls: {certificate: a.pem}", "tls", "both"),
+        (NODE + NODE, "'regions' stands here twice", "remove one"),
+        ("a: &a [1]\nb: *a", "aliases", "not supported"),
+        ("? [1, 2]\n: 3", "plain text", "line 1"),
+        ("regions: [", "not valid YAML", "line"),
+    ],
+)
+def test_a_mistake_is_named_with_file_place_and_remedy(text: str, place: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, PATH)
+    message = str(caught.value)
+    assert message.startswith(str(PATH))
+    assert place in message
+    assert remedy in message
+
+
+def test_launched_nodes_listen_on_loopback_only() -> None:
+    text = "regions: {a: {nodes: [{url: 'http://10.0.0.1:1', models: [m], launch: {source: x}}]}}"
+    with pytest.raises(ConfigError, match="loopback"):
+        parse(text, PATH)
+
+
+def test_two_nodes_of_one_name_are_refused() -> None:
+    node = "{url: 'http://a:1', models: [m], name: n}"
+    with pytest.raises(ConfigError, match="two nodes are named 'n'"):
+        parse(f"regions: {{a: {{nodes: [{node}, {node}]}}}}", PATH)
+
+
+def test_a_missing_file_says_how_to_name_another(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--config"):
+        load(tmp_path / "none.yaml")
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "regions.yaml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load(path)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(key=st.sampled_from(["listen", "tls", "keys", "hosts", "budget_ms", "limits", "regions"]), value=VALUES)
+def test_any_value_anywhere_is_either_understood_or_a_config_error(key: str, value: object) -> None:
+    import json
+
+    base = {"regions": {"near": {"nodes": [{"url": "http://127.0.0.1:1", "models": ["m"]}]}}}
+    try:
+        parse(json.dumps({**base, key: value}), PATH)
+    except ConfigError as error:
+        assert str(error).startswith(str(PATH))
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_either_understood_or_a_config_error(text: str) -> None:
+    try:
+        parse(text, PATH)
+    except ConfigError as error:
+        assert str(error).startswith(str(PATH))
