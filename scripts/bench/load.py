@@ -1,0 +1,217 @@
+"""A small load generator for OpenAI-compatible servers: what a user of the API sees, in time stamps.
+
+Token counts come from `usage`, never from counting events. Time stamps are taken as bytes arrive; JSON is parsed
+afterwards, so that the generator takes as little CPU as it can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import platform
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+WORDS = [
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+    "family",
+    "student",
+    "group",
+    "country",
+    "problem",
+    "hand",
+    "part",
+    "place",
+    "case",
+    "week",
+    "company",
+    "system",
+    "program",
+    "question",
+    "work",
+    "government",
+    "number",
+    "night",
+    "point",
+    "home",
+    "water",
+    "room",
+    "mother",
+    "area",
+    "money",
+    "story",
+    "fact",
+    "month",
+    "lot",
+    "right",
+    "study",
+    "book",
+    "eye",
+    "job",
+    "word",
+    "business",
+    "issue",
+    "side",
+    "kind",
+    "head",
+    "house",
+    "service",
+    "friend",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request: seconds and token counts."""
+
+    first_token: float
+    total: float
+    decode: float
+    """First to last event with content."""
+    prompt_tokens: int
+    completion_tokens: int
+    gaps: tuple[float, ...]
+    server_timing: dict[str, float]
+    """The answer's Server-Timing, in milliseconds."""
+
+
+def prompt(rng: random.Random, tokens: int) -> list[dict[str, str]]:
+    """Messages of about `tokens` prompt tokens whose first words are unique, so that no cache can help."""
+    count = max(1, tokens - 20)
+    return [
+        {"role": "system", "content": " ".join(rng.choices(WORDS, k=4))},
+        {"role": "user", "content": " ".join(rng.choices(WORDS, k=count))},
+    ]
+
+
+async def ask(
+    session: aiohttp.ClientSession, base_url: str, model: str, messages: list[dict[str, str]], max_tokens: int
+) -> Sample:
+    """Raises RuntimeError with the server's own words when it does not answer 200."""
+    body = {
+        "model": model,
+        "messages": messages,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    pieces: list[tuple[float, bytes]] = []
+    start = time.perf_counter()
+    async with session.post(f"{base_url}/chat/completions", json=body) as response:
+        if response.status != 200:
+            raise RuntimeError(f"{base_url}: {response.status} {await response.text()}")
+        timing = _server_timing(response.headers.get("server-timing", ""))
+        async for data in response.content.iter_any():
+            pieces.append((time.perf_counter(), data))
+    return _sample(start, pieces, timing)
+
+
+def _sample(start: float, pieces: Sequence[tuple[float, bytes]], timing: dict[str, float]) -> Sample:
+    pending, stamps, usage = b"", [], None
+    for at, data in pieces:
+        *lines, pending = (pending + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise RuntimeError(event["error"]["message"])
+            usage = event.get("usage") or usage
+            if any(choice["delta"].get("content") for choice in event["choices"]):
+                stamps.append(at)
+    if not stamps or usage is None:
+        raise RuntimeError("an answer without content or usage")
+    return Sample(
+        first_token=stamps[0] - start,
+        total=stamps[-1] - start,
+        decode=stamps[-1] - stamps[0],
+        prompt_tokens=usage["prompt_tokens"],
+        completion_tokens=usage["completion_tokens"],
+        gaps=tuple(b - a for a, b in itertools.pairwise(stamps)),
+        server_timing=timing,
+    )
+
+
+def _server_timing(header: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for entry in filter(None, (part.strip() for part in header.split(","))):
+        name, *parameters = entry.split(";")
+        for parameter in parameters:
+            if parameter.strip().startswith("dur="):
+                found[name] = float(parameter.strip()[4:])
+    return found
+
+
+async def together(
+    session: aiohttp.ClientSession, base_url: str, model: str, prompts: list[list[dict[str, str]]], max_tokens: int
+) -> tuple[list[Sample], float]:
+    """All prompts at once; also the seconds from the first request to the last token."""
+    start = time.perf_counter()
+    samples = await asyncio.gather(*(ask(session, base_url, model, p, max_tokens) for p in prompts))
+    return list(samples), time.perf_counter() - start
+
+
+def tokens_per_second(sample: Sample) -> float:
+    return (sample.completion_tokens - 1) / sample.decode
+
+
+def milliseconds(values: Sequence[float], share: float = 0.5) -> float:
+    """The quantile `share` of seconds, in milliseconds."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * share
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return (ordered[low] + (ordered[high] - ordered[low]) * (place - low)) * 1e3
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def machine() -> dict[str, Any]:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "cpu": names[0].split(": ")[1] if names else platform.processor(),
+        "cores": len(names),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def report(path: Path | None, table: list[tuple[str, ...]], samples: dict[str, list[Sample]]) -> None:
+    """Prints a Markdown table; writes it with every sample as JSON when a path is given."""
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    for number, row in enumerate(table):
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |")
+        if number == 0:
+            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    if path is not None:
+        data = {
+            "machine": machine(),
+            "table": table,
+            "samples": {name: [asdict(s) for s in rows] for name, rows in samples.items()},
+        }
+        path.write_text(json.dumps(data, indent=1))
