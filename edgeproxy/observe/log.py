@@ -1,0 +1,78 @@
+"""One JSON line per request, plain lines for people at start; never a prompt, a completion or a key.
+
+Lines are gathered for some milliseconds and written at once, and only while the reader takes them: a terminal that
+somebody has stopped, or a full pipe, costs log lines (counted), never a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+from typing import Any
+
+import orjson
+
+MAX_PENDING_BYTES = 1 << 20
+_GATHER_S = 0.02
+_PIECE_BYTES = select.PIPE_BUF
+"""A pipe that polls as writable takes this much without blocking (pipe(7))."""
+
+
+class Log:
+    """Writes to a file descriptor that it does not own."""
+
+    def __init__(self, fd: int = 2) -> None:
+        self._fd = fd
+        self._pending = bytearray()
+        self._timer: asyncio.TimerHandle | None = None
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+        self._dropped = 0
+        self.dropped_lines = 0
+
+    def record(self, fields: dict[str, Any]) -> None:
+        """One JSON line. Values that JSON does not know are written as text."""
+        self._append(orjson.dumps(fields, default=str, option=orjson.OPT_APPEND_NEWLINE))
+
+    def say(self, text: str) -> None:
+        """A line for people, written at once where the reader takes it."""
+        self._append(text.encode() + b"\n")
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what the reader takes now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        written = 0
+        while written < len(self._pending) and self._writable():
+            try:
+                written += os.write(self._fd, self._pending[written : written + _PIECE_BYTES])
+            except OSError:
+                written = len(self._pending)  # the reader is gone; there is nobody to tell
+        del self._pending[:written]
+        if not self._pending and self._dropped:
+            lines, self._dropped = self._dropped, 0
+            self.record({"event": "log_lines_dropped", "lines": lines})
+
+    def _append(self, line: bytes) -> None:
+        if len(self._pending) + len(line) > MAX_PENDING_BYTES:
+            self._dropped += 1
+            self.dropped_lines += 1
+            return
+        self._pending += line
+        if self._timer is None:
+            try:
+                self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._due)
+            except RuntimeError:  # no loop yet, or no more
+                self.flush()
+
+    def _due(self) -> None:
+        self._timer = None
+        self.flush()
+        if self._pending:
+            self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._due)
+
+    def _writable(self) -> bool:
+        return bool(self._poll.poll(0))
