@@ -1,0 +1,99 @@
+"""Chat templates: jinja2 from the model file, which is untrusted input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.model.gguf import Gguf, GgufError
+
+MAX_TEMPLATE_CHARS: Final = 256 << 10
+MAX_OUTPUT_CHARS: Final = 16 << 20
+
+
+class ChatTemplate:
+    """Renders messages as the model was trained to read them, with what transformers gives its templates.
+
+    The sandbox keeps a template from reaching anything but its arguments; the size of what it may write is bounded.
+    The time it may take is not.
+    """
+
+    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
+        """Raises ValueError with the template's own message where it cannot be compiled."""
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise ValueError(f"the chat template has {len(source)} characters, at most {MAX_TEMPLATE_CHARS} are read")
+        try:
+            self._template = _environment().from_string(source)
+        except (TemplateError, RecursionError) as error:
+            raise ValueError(f"the chat template cannot be compiled: {error}") from error
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+
+    @classmethod
+    def from_gguf(cls, gguf: Gguf) -> ChatTemplate:
+        """Raises GgufError where the file has no template or one that cannot be compiled."""
+        source = gguf.metadata.get("tokenizer.chat_template")
+        if not isinstance(source, str):
+            raise GgufError(f"{gguf.path}: there is no chat template; use an instruction-tuned model")
+        try:
+            return cls(source, bos_token=_token(gguf, "bos"), eos_token=_token(gguf, "eos"))
+        except ValueError as error:
+            raise GgufError(f"{gguf.path}: {error}; convert the model again") from error
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """Messages have `role` and `content` (text). Raises ValueError with the template's own message."""
+        try:
+            parts = self._template.generate(
+                messages=messages, add_generation_prompt=add_generation_prompt, **self._tokens
+            )
+            return _bounded(parts)
+        except (TemplateError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise ValueError(f"the chat template refused these messages: {error}") from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _bounded(parts: Iterable[str]) -> str:
+    kept, room = [], MAX_OUTPUT_CHARS
+    for part in parts:
+        room -= len(part)
+        if room < 0:
+            raise ValueError(f"it wrote more than {MAX_OUTPUT_CHARS} characters")
+        kept.append(part)
+    return "".join(kept)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _token(gguf: Gguf, which: str) -> str:
+    index = gguf.metadata.get(f"tokenizer.ggml.{which}_token_id")
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens", ())
+    return str(tokens[index]) if isinstance(index, int) and 0 <= index < len(tokens) else ""
