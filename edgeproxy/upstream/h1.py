@@ -1,0 +1,241 @@
+"""A node's pool of warm HTTP/1.1 connections: the hot path out.
+
+HTTP/1.1 rather than h2, because closing the connection is the one cancel that every server understands. The most
+recently used connection is taken first, so the pool shrinks to what the load needs; above `connections`, requests wait
+in line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from time import monotonic
+
+from edgeproxy.upstream.connection import (
+    HOP_BY_HOP,
+    Connection,
+    Response,
+    ResponseLimits,
+    StaleConnection,
+    UpstreamError,
+)
+from edgeproxy.upstream.origin import Origin
+
+__all__ = ["Pool", "PoolLimits", "Response", "UpstreamError"]
+
+_NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+"""The pool writes its own framing and host; `expect` would only add a round trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    connections: int = 1024
+    waiting: int = 1024
+    """Requests in line for a connection; one more is refused."""
+    wait_s: float = 10.0
+    connect_s: float = 5.0
+    """TCP and TLS handshakes together."""
+    idle_s: float = 60.0
+    sweep_s: float = 1.0
+    """Grain of all deadlines below and of idle expiry."""
+    response: ResponseLimits = field(default_factory=ResponseLimits)
+
+
+class Pool:
+    """All connections to one node. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        *,
+        name: str | None = None,
+        limits: PoolLimits | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        """`name` stands in errors; `ssl_context` defaults to the system's trust for https and is unused for http."""
+        self.origin = origin
+        self.name = name or str(origin)
+        self._limits = limits or PoolLimits()
+        self._ssl = (ssl_context or ssl.create_default_context()) if origin.scheme == "https" else None
+        self._host = origin.authority.encode("ascii")
+        self._connections: set[Connection] = set()
+        self._idle: list[Connection] = []
+        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+        self._promised = 0
+        """Places given to those in line who have not begun to connect."""
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def busy(self) -> int:
+        """Exchanges under way and connections being opened."""
+        return len(self._connections) - len(self._idle)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def request(
+        self, method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]] = (), body: bytes = b""
+    ) -> Response:
+        """Sends a request and returns once the response's head is there; 1xx responses are skipped.
+
+        `headers`: names in lower case; hop-by-hop fields, `host`, `content-length` and `expect` are left out. A pooled
+        connection that dies without a byte of the response is replaced once. Raises UpstreamError, and ValueError on a
+        head that cannot be written. Cancelling the caller aborts the connection at once.
+        """
+        message = self._head(method, target, headers, body) + body
+        head_only = method == b"HEAD"
+        connection = self._warmest() or await self._open_or_wait()
+        try:
+            return await connection.exchange(message, head_only=head_only)
+        except StaleConnection:
+            # Its neighbours have probably been closed with it: only a new one is worth a second try.
+            connection = await self._open_or_wait()
+            return await connection.exchange(message, head_only=head_only)
+
+    async def warm(self, count: int) -> None:
+        """Opens connections ahead until `count` are idle or the limit is reached. Raises UpstreamError."""
+        for _ in range(count - len(self._idle)):
+            if self._full():
+                return
+            self.released(await self._connect())
+
+    def close(self) -> None:
+        """Aborts everything at once; requests under way and in line raise UpstreamError."""
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        while self._waiting:
+            self._waiting.popleft().set_exception(self._error("the pool was closed"))
+        for connection in list(self._connections):
+            connection.fail("the pool was closed")
+
+    # What connections report.
+
+    def released(self, connection: Connection) -> None:
+        connection.pooled = True
+        if self._waiting:
+            self._waiting.popleft().set_result(connection)
+            return
+        connection.deadline = monotonic() + min(self._limits.idle_s, connection.idle_limit)
+        self._idle.append(connection)
+
+    def lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        self._promise()
+
+    # Parts.
+
+    def _head(self, method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
+        lines = [method + b" " + target + b" HTTP/1.1", b"host: " + self._host]
+        for name, value in headers:
+            if name not in _NOT_SENT:
+                lines.append(name + b": " + value)
+        if body or method not in (b"GET", b"HEAD"):
+            lines.append(b"content-length: %d" % len(body))
+        count = len(lines) + 1
+        lines += (b"", b"")
+        head = b"\r\n".join(lines)
+        # One look at the whole instead of one at each field: more line ends than lines is an injected line.
+        if head.count(b"\r") != count or head.count(b"\n") != count or b"\0" in head or lines[0].count(b" ") != 2:
+            raise ValueError("a header, method or target holds a character that would change the request's meaning")
+        return head
+
+    def _warmest(self) -> Connection | None:
+        now = monotonic()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.deadline > now:
+                return connection
+            connection.abort()
+        return None
+
+    def _full(self) -> bool:
+        return len(self._connections) + self._promised >= self._limits.connections
+
+    async def _open_or_wait(self) -> Connection:
+        if self._full() and self._idle:
+            self._idle[0].abort()  # the coldest makes room for a new one
+        if not self._full():
+            return await self._connect()
+        return await self._wait_in_line() or await self._connect_as_promised()
+
+    async def _connect(self) -> Connection:
+        if self._closed:
+            raise self._error("the pool was closed")
+        loop = asyncio.get_running_loop()
+        connection = Connection(self.name, self._limits.response, self)
+        self._connections.add(connection)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(self._limits.sweep_s, self._sweep)
+        try:
+            async with asyncio.timeout(self._limits.connect_s) as limit:
+                await loop.create_connection(lambda: connection, self.origin.host, self.origin.port, ssl=self._ssl)
+        except BaseException as error:
+            connection.abort()
+            if limit.expired():
+                raise self._error(f"{self.origin}: no connection within {self._limits.connect_s:g} s") from error
+            if isinstance(error, OSError):
+                raise self._error(f"{self.origin}: {error}") from error
+            raise
+        return connection
+
+    async def _connect_as_promised(self) -> Connection:
+        self._promised -= 1
+        return await self._connect()
+
+    async def _wait_in_line(self) -> Connection | None:
+        """First come, first served. None is the promise of a place in which to open a connection."""
+        if len(self._waiting) >= self._limits.waiting:
+            raise self._error(
+                f"all {self._limits.connections} connections are busy and {len(self._waiting)} requests wait"
+            )
+        waiter: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            async with asyncio.timeout(self._limits.wait_s) as limit:
+                return await waiter
+        except BaseException as error:
+            self._leave_line(waiter)
+            if limit.expired():
+                raise self._error(f"no connection became free within {self._limits.wait_s:g} s") from error
+            raise
+
+    def _leave_line(self, waiter: asyncio.Future[Connection | None]) -> None:
+        """The one who waited is gone: what it was given in the same moment goes to the next."""
+        if waiter in self._waiting:
+            self._waiting.remove(waiter)
+        elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+            connection = waiter.result()
+            if connection is not None:
+                self.released(connection)
+            else:
+                self._promised -= 1
+                self._promise()
+
+    def _promise(self) -> None:
+        if self._waiting and not self._full():
+            self._promised += 1
+            self._waiting.popleft().set_result(None)
+
+    def _sweep(self) -> None:
+        """Every `sweep_s`: one pass over all deadlines instead of a timer for each request."""
+        now = monotonic()
+        for connection in list(self._connections):
+            if connection.deadline <= now and not connection.paused:
+                connection.expire()
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(self._limits.sweep_s, self._sweep) if self._connections else None
+
+    def _error(self, cause: str) -> UpstreamError:
+        return UpstreamError("connect", self.name, cause)
