@@ -1,0 +1,64 @@
+"""The ledger of one request: where the time to its first content went, and the header that tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+MAX_TIMING_BYTES = 1024
+_NODE_TERMS = ("queue", "prefill", "first")
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Seconds; None where a term is not known (a foreign node reports none). Order is that of the header."""
+
+    rtt: float | None = None
+    """Region round trip at the time of the request."""
+    edge: float | None = None
+    """Spent in this proxy: from the request's first byte to the node, and from the first content to the client."""
+    queue: float | None = None
+    """On the node, before the first prefill step."""
+    prefill: float | None = None
+    first: float | None = None
+    """On the node, the first decode step."""
+    total: float | None = None
+    """From the request's first byte to the first content at the proxy."""
+
+    def server_timing(self) -> bytes:
+        """The value of `Server-Timing` (W3C), durations in milliseconds: `rtt;dur=40.1, edge;dur=0.31, ...`."""
+        return b", ".join(_entry(name, value) for name in _NAMES if (value := getattr(self, name)) is not None)
+
+    def remaining(self, budget_s: float) -> float | None:
+        """What is left of the budget, negative once overspent; None while the total is not known."""
+        return None if self.total is None else budget_s - self.total
+
+
+_NAMES = tuple(field.name for field in fields(Ledger))
+
+
+def _entry(name: str, seconds: float) -> bytes:
+    return b"%b;dur=%.2f" % (name.encode(), max(seconds, 0.0) * 1e3)
+
+
+def node_terms(server_timing: bytes | None) -> dict[str, float]:
+    """A node's `queue`, `prefill` and `first` in seconds, from its `Server-Timing`; what is odd is left out."""
+    if server_timing is None or len(server_timing) > MAX_TIMING_BYTES:
+        return {}
+    terms: dict[str, float] = {}
+    for entry in server_timing.decode("latin-1").split(","):
+        name, *parameters = (part.strip() for part in entry.split(";"))
+        if name not in _NODE_TERMS:
+            continue
+        for parameter in parameters:
+            key, _, value = parameter.partition("=")
+            if key == "dur" and (seconds := _seconds(value)) is not None:
+                terms[name] = seconds
+    return terms
+
+
+def _seconds(milliseconds: str) -> float | None:
+    try:
+        value = float(milliseconds)
+    except ValueError:
+        return None
+    return value / 1e3 if 0 <= value < 1e9 else None

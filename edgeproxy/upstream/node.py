@@ -1,0 +1,159 @@
+"""The nodes of the configuration, alive: each with its pool, round trip, breaker and last word about itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import inf
+
+from edgeproxy.config import Config, ConfigError, GatewayLimits, NodeConfig
+from edgeproxy.protocol.node.report import REPORT_HEADER, TOKEN_HEADER, NodeReport, decode
+from edgeproxy.routing.breaker import Breaker
+from edgeproxy.routing.choose import Home
+from edgeproxy.routing.rtt import RttEstimator
+from edgeproxy.upstream.h1 import Pool, PoolLimits
+from edgeproxy.upstream.origin import Origin, parse
+
+STUCK_S = 10.0
+"""Sequences run and no step for so long: the engine hangs, whatever its health endpoint says. A step takes ~10 ms."""
+
+
+class Node:
+    """One node. `ready` is the prober's verdict; `in_flight` is counted by whoever sends."""
+
+    def __init__(
+        self, config: NodeConfig, region: str, pool: Pool, headers: Iterable[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """`headers`: credentials that every request to this node carries."""
+        self.config = config
+        self.region = region
+        self.pool = pool
+        self.headers = tuple(headers)
+        self.rtt = RttEstimator()
+        self.breaker = Breaker()
+        self.report: NodeReport | None = None
+        self.ready = False
+        self.trouble = "not probed yet"
+        """Why it is not ready, for people; empty while it is."""
+        self.in_flight = 0
+        self.alarm = asyncio.Event()
+        """Set to have it probed now."""
+        self._step = -1
+        self._step_since = -inf
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def observe(self, headers: Iterable[tuple[bytes, bytes]], now: float) -> None:
+        """Takes the node's report from an answer's headers. A report that cannot be read counts as none."""
+        for name, value in headers:
+            if name == REPORT_HEADER:
+                try:
+                    report = decode(value)
+                except ValueError:
+                    return
+                self.report = report
+                if report.step_counter != self._step or not report.running:
+                    self._step, self._step_since = report.step_counter, now
+                return
+
+    def stuck(self, now: float) -> bool:
+        """Its last report runs sequences, and no step was made since a report STUCK_S ago."""
+        return self.report is not None and self.report.running > 0 and now - self._step_since > STUCK_S
+
+    def up(self) -> None:
+        self.ready, self.trouble = True, ""
+
+    def down(self, trouble: str) -> None:
+        """No more requests until a probe succeeds. If it was thought well, one is made at once."""
+        if self.ready:
+            self.alarm.set()
+        self.ready, self.trouble = False, trouble
+
+
+class Fleet:
+    """All nodes, in the operator's order."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.nodes = tuple(nodes)
+        self.regions = tuple(dict.fromkeys(node.region for node in self.nodes))
+        self.home = Home(self.regions)
+        named: dict[str, tuple[Node, ...]] = {}
+        prefixed: dict[str, tuple[Node, ...]] = {}
+        for node in self.nodes:
+            for model in node.config.models:
+                table, key = (prefixed, model[:-1]) if model.endswith("*") else (named, model)
+                table[key] = (*table.get(key, ()), node)
+        self._named = named
+        self._prefixed = prefixed
+
+    @classmethod
+    def from_config(cls, config: Config, *, token: str, origins: Mapping[str, Origin] | None = None) -> Fleet:
+        """`token` goes to native nodes only; `origins`: node name -> where to connect instead of its url (relays).
+
+        Raises ConfigError where a node's url or key cannot be used.
+        """
+        return cls(
+            _node(node, region.name, config, token, (origins or {}).get(node.name))
+            for region in config.regions
+            for node in region.nodes
+        )
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Model ids in file order, without the patterns."""
+        return tuple(self._named)
+
+    def serving(self, model: str) -> tuple[Node, ...]:
+        """The nodes that serve a model: those that name it, and those with a pattern that it matches."""
+        found = self._named.get(model, ())
+        for prefix, nodes in self._prefixed.items():
+            if model.startswith(prefix):
+                found += tuple(node for node in nodes if node not in found)
+        return found
+
+    def measured(self, now: float) -> None:
+        """A round trip has been measured: look at the home region again."""
+        minimums: dict[str, float | None] = dict.fromkeys(self.regions)
+        for node in self.nodes:
+            rtt, known = node.rtt.minimum(now), minimums[node.region]
+            if rtt is not None and (known is None or rtt < known):
+                minimums[node.region] = rtt
+        self.home.update(minimums)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.pool.close()
+
+
+def _node(config: NodeConfig, region: str, whole: Config, token: str, origin: Origin | None) -> Node:
+    try:
+        own = parse(config.url)
+    except ValueError as error:
+        raise ConfigError(f"{whole.path}: node {config.name}: {error}") from error
+    headers = []
+    if config.kind == "native":
+        headers.append((TOKEN_HEADER, token.encode("ascii")))
+    if config.api_key_env is not None:
+        headers.append((b"authorization", b"Bearer " + _key(config, config.api_key_env, whole)))
+    pool = Pool(origin or own, name=config.name, limits=_pool_limits(whole.limits))
+    return Node(config, region, pool, headers)
+
+
+def _key(config: NodeConfig, variable: str, whole: Config) -> bytes:
+    key = os.environ.get(variable, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(
+            f"{whole.path}: node {config.name}: api_key_env names {variable}, which is not set or is no key; "
+            f"export {variable} before starting, or remove api_key_env"
+        )
+    return key.encode("ascii")
+
+
+def _pool_limits(limits: GatewayLimits) -> PoolLimits:
+    pool = PoolLimits()
+    response = replace(pool.response, first_byte_s=limits.first_byte_s, stall_s=limits.stall_s)
+    return replace(pool, response=response)
