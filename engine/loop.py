@@ -1,0 +1,217 @@
+"""The engine's thread: commands in through a mailbox, one wake of the event loop per step out.
+
+The thread submits step n+1 before it collects step n, so that the executor never waits for Python. It blocks in the
+executor while steps run and in the mailbox while there is nothing to do: an idle engine costs no CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgeproxy.protocol.openai.errors import ApiError
+from engine.executor.base import Executor, Limits
+from engine.gauges import Gauges
+from engine.scheduler import Load, Scheduler
+from engine.sequence import Delta, GenerationRequest
+from engine.step import Finish
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    request: GenerationRequest
+    submitted: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+    asked_at: int
+
+
+_Command = _Add | _Abort | None
+"""None stops the thread."""
+_Events = list[tuple[str, Delta | ApiError]]
+
+
+class Generation:
+    """The deltas of one request, on the event loop's side."""
+
+    def __init__(self, abort: Callable[[], None]) -> None:
+        self._abort = abort
+        self._arrived: deque[Delta | ApiError] = deque()
+        self._wake = asyncio.Event()
+        self.ended = False
+        """The engine has said its last word on this request."""
+
+    async def next(self) -> Delta:
+        """Everything that arrived since the last call, as one delta; waits for the first.
+
+        Raises ApiError where the request was refused. Not to be called after a delta with `finish`.
+        """
+        await self._wake.wait()
+        self._wake.clear()
+        merged: Delta | None = None
+        while self._arrived:
+            item = self._arrived.popleft()
+            if isinstance(item, ApiError):
+                raise item
+            merged = item if merged is None else _join(merged, item)
+        return merged or Delta(())
+
+    def abort(self) -> None:
+        """Ends the request: its memory is free within two steps. Harmless when it has ended; never blocks."""
+        if not self.ended:
+            self._abort()
+
+    def push(self, item: Delta | ApiError) -> None:
+        if isinstance(item, ApiError) or item.finish is not None:
+            self.ended = True
+        self._arrived.append(item)
+        self._wake.set()
+
+
+def _join(first: Delta, then: Delta) -> Delta:
+    return Delta(first.tokens + then.tokens, then.finish, first.timing or then.timing, first.cached or then.cached)
+
+
+class EngineLoop:
+    """Owns the executor: `start` begins the thread, `stop` ends it and closes the executor.
+
+    All methods belong to the event loop that called `start`.
+    """
+
+    def __init__(
+        self, executor: Executor, *, queue_length: int = 64, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._executor = executor
+        self._clock = clock
+        self.limits: Limits = executor.limits
+        self.numerics = executor.numerics
+        self.gauges = Gauges()
+        self._scheduler = Scheduler(self.limits, self.gauges, queue=queue_length)
+        self._load = self._scheduler.load()
+        self._mailbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._generations: dict[str, Generation] = {}
+        self._collecting_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.failure: Exception | None = None
+        """Set when the executor failed: nothing runs any more."""
+        self.failed = asyncio.Event()
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends what runs (as aborted), the thread and the executor. Waits for steps in flight. Idempotent."""
+        if self._thread.is_alive():
+            self._mailbox.put(None)
+            self._thread.join()
+        self._executor.close()
+
+    @property
+    def live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._generations)
+
+    def load(self) -> Load:
+        """As of the last step, with what was asked for since counted as waiting."""
+        load = self._load
+        waiting = max(load.waiting, self.live - load.running)
+        return Load(load.running, waiting, load.waiting_prefill_tokens, load.blocks_free, load.step)
+
+    def stalled_s(self) -> float:
+        """How long the executor has been at the step that is to complete next; 0 while nothing runs."""
+        since = self._collecting_since
+        return 0.0 if since is None else max(0.0, self._clock() - since)
+
+    def generate(self, request: GenerationRequest) -> Generation:
+        """Queues a request. Raises ApiError 503 where the engine has failed; other refusals come from `next`."""
+        if self.failure is not None or not self._thread.is_alive():
+            raise ApiError(503, "The engine of this node has stopped: try another node.", code="engine_failed")
+        if request.request_id in self._generations:
+            raise ValueError(f"request id {request.request_id} is in use")
+        generation = Generation(lambda: self._mailbox.put(_Abort(request.request_id, self._load.step)))
+        self._generations[request.request_id] = generation
+        self._mailbox.put(_Add(request, self._clock()))
+        return generation
+
+    # The engine thread.
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            self._emit(list(self._scheduler.abort_all()))
+        except Exception as error:
+            logger.exception("the engine failed")
+            self.failure = error
+            self._call(self._fail)
+
+    def _turn(self) -> bool:
+        """One round: commands, plans up to the executor's depth, one result. False when told to stop."""
+        commands = self._take()
+        if None in commands:
+            return False
+        self._emit([event for command in commands if command is not None for event in self._apply(command)])
+        while self._scheduler.in_flight < self._executor.depth and (plan := self._scheduler.plan()):
+            self._executor.submit(plan)
+        if self._scheduler.in_flight:
+            self._load = self._scheduler.load()
+            self._collecting_since = self._clock()
+            result = self._executor.collect()
+            self._collecting_since = None
+            self._emit(list(self._scheduler.complete(result, self._clock())))
+        if self._scheduler.idle:
+            self._scheduler.check()
+        return True
+
+    def _take(self) -> list[_Command]:
+        """Commands that have come; waits for one where there is nothing else to do."""
+        commands = [self._mailbox.get()] if self._scheduler.idle else []
+        while not self._mailbox.empty():
+            commands.append(self._mailbox.get())
+        return commands
+
+    def _apply(self, command: _Add | _Abort) -> _Events:
+        if isinstance(command, _Abort):
+            return list(self._scheduler.abort(command.request_id, command.asked_at))
+        try:
+            self._scheduler.add(command.request, command.submitted)
+        except ApiError as refusal:
+            return [(command.request.request_id, refusal)]
+        return []
+
+    def _emit(self, events: _Events) -> None:
+        self._load = self._scheduler.load()
+        if events:
+            self._call(lambda: self._deliver(events))
+
+    def _call(self, function: Callable[[], None]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function)
+
+    # The event loop's thread again.
+
+    def _deliver(self, events: _Events) -> None:
+        for request_id, item in events:
+            generation = self._generations[request_id]
+            generation.push(item)
+            if generation.ended:
+                del self._generations[request_id]
+
+    def _fail(self) -> None:
+        for generation in self._generations.values():
+            generation.push(Delta((), Finish.ERROR))
+        self._generations.clear()
+        self.failed.set()

@@ -1,0 +1,121 @@
+"""A scripted executor: no model, but a strict reader of plans.
+
+Its "KV" is a grid of token ids, written where a plan says and read back before each token is made. So a block shared by
+mistake, a position skipped or a table too short shows as a wrong token, and every breach of the contract raises.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from engine.executor.base import Executor, Limits
+from engine.step import BLOCK_TOKENS, Finish, Row, RowResult, Sampling, StepPlan, StepResult
+
+VOCAB = 1000
+LIMITS = Limits(slots=4, blocks=64, step_tokens=16, context=256, vocab=VOCAB)
+Script = Callable[[Sequence[int]], int]
+"""The next token of a sequence, given all before it."""
+
+
+def scripted(history: Sequence[int]) -> int:
+    return zlib.crc32(array("q", history).tobytes()) % VOCAB
+
+
+def expected(
+    prompt: Sequence[int], max_tokens: int, stop_ids: tuple[int, ...] = (), script: Script = scripted
+) -> list[int]:
+    """What a sequence must give, whatever runs beside it."""
+    history = list(prompt)
+    while len(history) - len(prompt) < max_tokens:
+        history.append(script(history))
+        if history[-1] in stop_ids:
+            break
+    return history[len(prompt) :]
+
+
+@dataclass
+class _Slot:
+    sampling: Sampling
+    length: int = 0
+    last: int = 0
+    finished: bool = False
+
+
+@dataclass
+class FakeExecutor(Executor):
+    script: Script = scripted
+    built_for: Limits = LIMITS
+    gate: threading.Semaphore | None = None
+    """Where set, each collect takes one permit: the test decides when a step ends."""
+    clock: Callable[[], float] = lambda: 0.0
+    fails_at: int | None = None
+    """The step whose collect raises."""
+    diverges_at: int | None = None
+    """The position whose logits are not finite."""
+    plans: list[StepPlan] = field(default_factory=list)
+    closed: bool = False
+    submitted: deque[StepPlan] = field(default_factory=deque)
+    _slots: dict[int, _Slot] = field(default_factory=dict)
+    _kv: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def limits(self) -> Limits:
+        return self.built_for
+
+    @property
+    def numerics(self) -> str:
+        return "fp_fake"
+
+    def submit(self, plan: StepPlan) -> None:
+        assert len(self.submitted) < self.depth, "more plans than the depth"
+        assert plan.step == len(self.plans) + 1, "steps count by one"
+        assert plan.rows, "an empty plan"
+        assert sum(row.count for row in plan.rows) <= self.limits.step_tokens, "over the token budget"
+        assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot twice"
+        blocks = [block for row in plan.rows for block in row.blocks]
+        assert len(set(blocks)) == len(blocks), "a block in two tables"
+        self.plans.append(plan)
+        self.submitted.append(plan)
+
+    def collect(self) -> StepResult:
+        if self.gate is not None:
+            self.gate.acquire()
+        started = self.clock()
+        plan = self.submitted.popleft()
+        if plan.step == self.fails_at:
+            raise RuntimeError("the device is gone")
+        return StepResult(plan.step, tuple(self._run(row) for row in plan.rows), started, self.clock())
+
+    def logits(self, slot: int) -> array[float]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _run(self, row: Row) -> RowResult:
+        if row.opens is not None:
+            assert row.start == 0
+            self._slots[row.slot] = _Slot(row.opens)
+        slot = self._slots[row.slot]
+        if slot.finished and not row.tokens:
+            return RowResult(row.slot)
+        assert row.start == slot.length, "positions follow each other"
+        assert len(row.blocks) == -(-(row.start + row.count) // BLOCK_TOKENS), "the table covers the positions"
+        assert row.start + row.count <= self.limits.context
+        for position, token in enumerate(row.tokens or (slot.last,), row.start):
+            self._kv[row.blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = token
+        slot.length += row.count
+        if not row.sample:
+            return RowResult(row.slot)
+        if slot.length == self.diverges_at:
+            slot.finished = True
+            return RowResult(row.slot, (), Finish.ERROR)
+        cells = ((row.blocks[i // BLOCK_TOKENS], i % BLOCK_TOKENS) for i in range(slot.length))
+        slot.last = self.script([self._kv[cell] for cell in cells])
+        slot.finished = slot.last in slot.sampling.stop_ids
+        return RowResult(row.slot, (slot.last,), Finish.STOP if slot.finished else None)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from edgeproxy.protocol.openai.errors import ApiError
+from engine import admission
+from engine.executor.base import Limits
+from engine.sequence import GenerationRequest
+from engine.step import Sampling
+
+LIMITS = Limits(slots=2, blocks=8, step_tokens=16, context=100, vocab=10)
+
+
+def request(prompt: int, max_tokens: int) -> GenerationRequest:
+    return GenerationRequest("r", (1,) * prompt, Sampling(), max_tokens)
+
+
+def test_a_request_of_exactly_the_room_fits() -> None:
+    assert admission.room(LIMITS) == 100
+    admission.check_fits(request(60, 40), LIMITS)
+
+
+def test_a_request_over_the_room_is_told_what_would_fit() -> None:
+    with pytest.raises(ApiError) as caught:
+        admission.check_fits(request(60, 41), LIMITS)
+    error = caught.value
+    assert (error.status, error.code, error.param) == (400, "context_length_exceeded", "max_tokens")
+    assert error.recovery == {"max_tokens_that_fit": 40}
+
+
+def test_a_prompt_over_the_room_is_told_to_shorten() -> None:
+    with pytest.raises(ApiError, match="shorten the messages below 100") as caught:
+        admission.check_fits(request(100, 1), LIMITS)
+    assert caught.value.param == "messages"
+    assert caught.value.recovery == {"max_tokens_that_fit": 0}
+
+
+def test_a_pool_smaller_than_the_context_is_the_room() -> None:
+    small = Limits(slots=2, blocks=2, step_tokens=16, context=100, vocab=10)
+    assert admission.room(small) == 32
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "wait_ms", "retry_after"), [(0.0, 50, b"1"), (1.2, 1200, b"2"), (1e9, 30000, b"30")]
+)
+def test_a_full_queue_says_when_to_come_again(wait_s: float, wait_ms: int, retry_after: bytes) -> None:
+    error = admission.refusal(request(10, 50), 2, wait_s)
+    assert (error.status, error.code) == (429, "oom_predicted")
+    assert error.recovery == {"max_tokens_that_fit": 22, "retry_after_ms": wait_ms}
+    assert dict(error.headers) == {b"retry-after-ms": str(wait_ms).encode(), b"retry-after": retry_after}
+
+
+def test_what_waits_already_has_the_memory() -> None:
+    error = admission.refusal(request(10, 50), -3, 1.0)
+    assert error.recovery is not None
+    assert error.recovery["max_tokens_that_fit"] == 0
