@@ -80,7 +80,11 @@ class Tokenizer:
             raise _error(gguf, str(error)) from error
 
     def encode(self, text: str) -> list[int]:
-        """Works without the interpreter lock, so in a thread it stops nobody. Raises ValueError for lone surrogates."""
+        """Works without the interpreter lock, so in a thread it stops nobody. Raises ValueError for lone surrogates.
+
+        Bytes that the vocabulary has no token for (SmolLM2: some control characters and planes of Unicode without
+        characters) are left out, as the model's own tokenizer does.
+        """
         try:
             # Of the library's calls only those on batches release the lock.
             ids: list[int] = self._bpe.encode_batch_fast([text], add_special_tokens=False)[0].ids
