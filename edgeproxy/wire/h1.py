@@ -1,0 +1,294 @@
+"""An HTTP/1.1 connection: reading ahead without losing sight of the client, answers in order, deadlines, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import cast
+from urllib.parse import unquote_to_bytes
+
+from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.wire.h1_exchange import Exchange
+from edgeproxy.wire.h1_parser import RequestHead, RequestParser, StopReading
+from edgeproxy.wire.h1_response import encode_error
+from edgeproxy.wire.ingress import SCOPE_KEY, Ingress, Scope
+from edgeproxy.wire.rtt import transport_tcp_info
+from edgeproxy.wire.service import Service
+from edgeproxy.wire.stall import StallWatch
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class H1Connection(asyncio.Protocol):
+    """One request runs at a time; those pipelined behind it wait, parsed, in `_queue`.
+
+    The socket is paused only for a body that the running application does not read: a paused socket hides that the
+    client has left. Whoever pipelines more than the limits allow gets the answers so far, then a close.
+    """
+
+    def __init__(self, service: Service, lost: Callable[[], None]) -> None:
+        self.write_paused = False
+        self._service = service
+        self._limits = service.limits
+        self._lost = lost
+        self._parser = RequestParser(service.limits, self)
+        self._transport: asyncio.Transport
+        self._stall: StallWatch
+        self._client: tuple[str, int] | None = None
+        self._server: tuple[str, int] | None = None
+        self._running: Exchange | None = None
+        self._queue: deque[Exchange] = deque()
+        self._incoming: Exchange | None = None
+        """The exchange whose body is being read: the running one or the last of the queue."""
+        self._receiving = False
+        """A request has begun and not ended."""
+        self._stopped = False
+        """No further request is read; what still comes is dropped."""
+        self._refusal: ApiError | None = None
+        """The answer to what could not be read, due after the answers before it."""
+        self._dropped = 0
+        self._lingering = False
+        self._read_paused = False
+        self._read_at = 0.0
+        self._first_byte = 0.0
+        self._deadline = inf
+        self._writable: asyncio.Future[None] | None = None
+
+    # ---- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no instances of it
+        self._transport.set_write_buffer_limits(high=self._limits.unsent_bytes)
+        self._stall = StallWatch(self._transport, self._limits.stalled_write_s)
+        self._service.connections.add(self)
+        self._client = _address(transport.get_extra_info("peername"))
+        self._server = _address(transport.get_extra_info("sockname"))
+        self._deadline = self._service.loop.time() + self._limits.first_byte_s
+
+    def data_received(self, data: bytes) -> None:
+        if self._stopped:
+            self._drop(len(data))
+            return
+        self._read_at = self._service.loop.time()
+        try:
+            self._parser.feed(data)
+        except StopReading:
+            self._stop_reading(None)
+        except ApiError as error:
+            if not self._stopped:  # else: bytes after the last request, which nobody reads
+                self._stop_reading(error)
+
+    def eof_received(self) -> None:
+        """The client closed, or half-closed, which cannot be told apart: it is taken as gone."""
+        self._lose_all()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose_all()
+        self.resume_writing()
+        self._service.connections.discard(self)
+        self._lost()
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._advance()
+
+    # ---- the parser's side
+
+    def request_began(self) -> None:
+        self._receiving = True
+        self._first_byte = self._read_at
+        self._deadline = self._read_at + self._limits.head_s
+
+    def request_head(self, head: RequestHead) -> None:
+        if len(self._queue) >= self._limits.pipeline_depth:
+            raise StopReading
+        exchange = Exchange(self._service, self, self._scope(head), head.keep_alive, head.expects_continue)
+        self._incoming = exchange
+        self._deadline = self._read_at + self._limits.stalled_read_s
+        self._queue.append(exchange)
+        self._advance()
+
+    def request_body(self, data: bytes) -> None:
+        exchange = self._incoming
+        assert exchange is not None
+        exchange.body_arrived(data)
+        self._deadline = self._read_at + self._limits.stalled_read_s
+        if exchange.unread <= self._limits.unread_body_bytes:
+            return
+        if exchange is not self._running:
+            raise StopReading
+        if not self._read_paused:
+            self._read_paused = True
+            self._transport.pause_reading()
+        self._deadline = inf
+
+    def request_ended(self) -> None:
+        exchange, self._incoming = self._incoming, None
+        assert exchange is not None
+        self._receiving = False
+        self._deadline = inf
+        self._stopped = not exchange.keep_alive
+        exchange.ended()
+        self._resume_reading()
+
+    # ---- the exchange's side
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    async def writable(self) -> None:
+        if self.write_paused:
+            self._writable = self._service.loop.create_future()
+            await self._writable
+
+    def body_taken(self) -> None:
+        if self._read_paused:
+            self._resume_reading()
+            self._deadline = self._service.loop.time() + self._limits.stalled_read_s
+
+    def is_last_request(self) -> bool:
+        return (self._stopped or self._service.draining) and not self._queue and self._refusal is None
+
+    def answered(self, *, close: bool) -> None:
+        self._running = None
+        if close:
+            self._close()
+        else:
+            self._advance()
+
+    def cut(self, *, reset: bool) -> None:
+        self._lose_all()
+        if reset:
+            sock: socket.socket = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self._transport.abort()
+        else:
+            self._transport.close()
+
+    # ---- the listener's side
+
+    def sweep(self, now: float) -> None:
+        if self._stall.stalled(now):
+            self.abort()
+        elif now >= self._deadline:
+            self._expire()
+
+    def drain(self) -> None:
+        if not (self._running or self._queue or self._receiving):
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._lose_all()
+        self._transport.abort()
+
+    def rtt(self) -> float | None:
+        """Seconds, as the kernel smooths it."""
+        info = transport_tcp_info(self._transport)
+        return info.rtt if info is not None else None
+
+    # ---- the connection's own
+
+    def _advance(self) -> None:
+        """Begin what is next, unless an answer runs or the client has still to take what was written."""
+        if self._running is not None or self.write_paused or self._lingering or self._transport.is_closing():
+            return
+        if self._queue:
+            self._running = self._queue.popleft()
+            self._running.start()
+        elif self._refusal is not None:
+            self._transport.write(encode_error(self._service, self._refusal, head_request=False, close=True))
+            self._close()
+        elif self._stopped or (self._service.draining and not self._receiving):
+            self._close()
+        elif not self._receiving:
+            self._deadline = self._service.loop.time() + self._limits.keep_alive_s
+
+    def _stop_reading(self, refusal: ApiError | None) -> None:
+        """Read no further; `refusal` answers the request being read, in its turn."""
+        self._stopped = True
+        self._deadline = inf
+        exchange, self._incoming = self._incoming, None
+        if exchange is not None and exchange is self._running:
+            assert refusal is not None
+            exchange.refuse(refusal)
+            return
+        if exchange is not None:
+            self._queue.remove(exchange)
+        self._refusal = refusal
+        self._advance()
+
+    def _close(self) -> None:
+        """Close behind what was written. Input left unread would turn that close into a reset, and lose the answer:
+        so what the client still sends is dropped for a while first (RFC 9112 section 9.6)."""
+        unread = self._receiving or self._dropped or self._queue
+        self._lose_all()
+        if not unread or self._transport.is_closing():
+            self._transport.close()
+            return
+        self._lingering = True
+        self._deadline = self._service.loop.time() + self._limits.linger_s
+        self._resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _drop(self, size: int) -> None:
+        self._dropped += size
+        if self._dropped > self._limits.linger_bytes:
+            self.abort()
+
+    def _resume_reading(self) -> None:
+        if self._read_paused:
+            self._read_paused = False
+            self._transport.resume_reading()
+
+    def _expire(self) -> None:
+        self._deadline = inf
+        if self._lingering:
+            self.abort()
+        elif self._receiving:
+            self._stop_reading(ApiError(408, "The request did not arrive in time; send it again.", "request_timeout"))
+        else:
+            self._transport.close()
+
+    def _lose_all(self) -> None:
+        self._stopped = True
+        self._deadline = inf
+        if self._running is not None:
+            self._running.lose()
+        for exchange in self._queue:
+            exchange.lose()
+        self._queue.clear()
+        self._incoming = None
+
+    def _scope(self, head: RequestHead) -> Scope:
+        raw_path = head.raw_path
+        service = self._service
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": head.version,
+            "method": head.method,
+            "scheme": service.scheme,
+            "path": raw_path.decode() if b"%" not in raw_path else unquote_to_bytes(raw_path).decode(errors="replace"),
+            "raw_path": raw_path,
+            "query_string": head.query,
+            "root_path": "",
+            "headers": head.headers,
+            "client": self._client,
+            "server": self._server,
+            "state": service.state.copy(),
+            "extensions": {SCOPE_KEY: Ingress("h1", self._first_byte, self.rtt)},
+        }
+
+
+def _address(name: object) -> tuple[str, int] | None:
+    return (name[0], name[1]) if isinstance(name, tuple) else None
