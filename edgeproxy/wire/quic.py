@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
-from aioquic.buffer import Buffer
+from aioquic.buffer import Buffer  # type: ignore[attr-defined]
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
-from aioquic.quic.events import ConnectionIdIssued, ConnectionIdRetired, ConnectionTerminated, QuicEvent
 from aioquic.quic.packet import (
     QuicErrorCode,
     QuicHeader,
@@ -25,98 +22,16 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
 
+from edgeproxy import config
 from edgeproxy.client.aioquic_internals import Quic, refusal_datagram
 from edgeproxy.wire.limits import MIB, Limits
+from edgeproxy.wire.quic_connection import Address, Connection, Home
+from edgeproxy.wire.quota import Quota
 
 _log = logging.getLogger(__name__)
 
-Address = tuple[Any, ...]
 SOCKET_BUFFER_BYTES = 4 * MIB
 _INTERNAL_ERROR = 0x102
-_TIMER_SLACK_S = 0.001
-
-
-class Connection:
-    """One QUIC connection: datagrams and a timer go in, datagrams come out; a subclass gives its events a meaning."""
-
-    def __init__(self, quic: Quic, endpoint: Endpoint, host: str, now: float) -> None:
-        self.quic = quic
-        self.host = host
-        self.born = now
-        self.ids: set[bytes] = set()
-        self._endpoint = endpoint
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        self._over = False
-
-    def event(self, event: QuicEvent) -> None:
-        """Something happened on the connection."""
-
-    def flushed(self) -> None:
-        """Datagrams have been sent: acknowledgements and credit that arrived before have had their effect."""
-
-    def over(self) -> None:
-        """Either side has closed the connection, or it timed out; called once."""
-
-    def sweep(self, now: float) -> None:
-        """Called about once a second."""
-
-    def wake(self) -> None:
-        """Send what there is to send at the end of this turn of the event loop."""
-        self._endpoint.wake(self)
-
-    # ---- the endpoint's side
-
-    def receive(self, data: bytes, address: Address, now: float) -> None:
-        self.quic.receive_datagram(data, address, now)
-        self._take_events()
-
-    def flush(self, now: float, send: Callable[[bytes, Address], None]) -> None:
-        for data, address in self.quic.datagrams_to_send(now):
-            send(data, address)
-        if self.quic.ended and not self._over:
-            self._over = True
-            self.over()
-        self.flushed()
-        self._arm()
-
-    def dispose(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if not self._over:
-            self._over = True
-            self.over()
-
-    def _take_events(self) -> None:
-        while (event := self.quic.next_event()) is not None:
-            if isinstance(event, ConnectionIdIssued):
-                self._endpoint.route(event.connection_id, self)
-            elif isinstance(event, ConnectionIdRetired):
-                self._endpoint.unroute(event.connection_id, self)
-            elif isinstance(event, ConnectionTerminated):
-                self._endpoint.remove(self)
-            else:
-                self.event(event)
-
-    def _arm(self) -> None:
-        at = self.quic.get_timer()
-        # A deadline that moved away is looked at when the old one fires: cheaper than a new timer for every datagram.
-        if at is None or (self._timer is not None and self._timer_at <= at):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = at
-        self._timer = self._endpoint.loop.call_at(at, self._endpoint.guard, self, self._fired)
-
-    def _fired(self) -> None:
-        self._timer = None
-        at, now = self.quic.get_timer(), time.monotonic()
-        if at is not None and at <= now + _TIMER_SLACK_S:
-            self.quic.handle_timer(max(at, now))
-            self._take_events()
-            self.wake()
-        else:
-            self._arm()
 
 
 class Endpoint(asyncio.DatagramProtocol):
@@ -126,7 +41,7 @@ class Endpoint(asyncio.DatagramProtocol):
         self,
         configuration: QuicConfiguration,
         limits: Limits,
-        make: Callable[[Quic, Endpoint, str, float], Connection],
+        make: Callable[[Quic, Home, str, float], Connection],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.configuration = configuration
@@ -135,13 +50,22 @@ class Endpoint(asyncio.DatagramProtocol):
         """Turn new connections away; those that exist go on."""
         self._limits = limits
         self._make = make
+        self._handshaking: dict[Connection, None] = {}
         self._routes: dict[bytes, Connection] = {}
-        self._hosts: Counter[str] = Counter()
+        self._quota = Quota(limits)
+        self._releases: dict[Connection, Callable[[], None]] = {}
         self._dirty: dict[Connection, None] = {}
         self._retry = QuicRetryTokenHandler()
         self._transport: asyncio.DatagramTransport | None = None
         self._paused = False
-        self._emptied: asyncio.Future[None] | None = None
+        self._open: dict[Connection, None] = {}
+        """Connections that are not closing yet."""
+        self._emptied = asyncio.Event()
+
+    @property
+    def address(self) -> Address:
+        assert self._transport is not None
+        return cast(Address, self._transport.get_extra_info("sockname"))
 
     # ---- asyncio's side
 
@@ -159,7 +83,10 @@ class Endpoint(asyncio.DatagramProtocol):
             connection = self._routes.get(data[1 : 1 + self.configuration.connection_id_length])
         if connection is not None:
             self.guard(connection, connection.receive, data, address, now)
-            self.wake(connection)
+            if connection.quic.started:
+                self.wake(connection)
+            else:  # nothing in its first datagram could be decrypted: not worth a place
+                self.remove(connection)
 
     def error_received(self, error: Exception) -> None:
         _log.debug("UDP socket: %s", error)
@@ -203,18 +130,17 @@ class Endpoint(asyncio.DatagramProtocol):
                 self.wake(connection)
 
     def sweep(self, now: float) -> None:
-        for connection in list(self.connections):
-            if not connection.quic.handshaken and now - connection.born > self._limits.handshake_s:
+        for connection in self._handshaking:
+            if now - connection.born > self._limits.handshake_s:
                 connection.quic.close(error_code=QuicErrorCode.NO_ERROR, reason_phrase="handshake took too long")
                 self.wake(connection)
-            else:
-                self.guard(connection, connection.sweep, now)
+        for connection in list(self.connections):
+            self.guard(connection, connection.sweep, now)
 
     # ---- who gets in
 
-    @property
-    def half_open(self) -> int:
-        return sum(not connection.quic.handshaken for connection in self.connections)
+    def handshaken(self, connection: Connection) -> None:
+        self._handshaking.pop(connection, None)
 
     def _long_header(self, data: bytes, address: Address, now: float) -> Connection | None:
         try:
@@ -240,17 +166,20 @@ class Endpoint(asyncio.DatagramProtocol):
             return None
         if header.packet_type != QuicPacketType.INITIAL or len(header.destination_cid) < 8:  # section 7.2
             return None
-        return self._admit(header, data, address, now)
+        return self._admit(header, address, now)
 
-    def _admit(self, header: QuicHeader, data: bytes, address: Address, now: float) -> Connection | None:
-        limits, host, half_open = self._limits, _network(address[0]), self.half_open
-        full = len(self.connections) >= limits.connections or self._hosts[host] >= limits.connections_per_address
-        if self.refusing or full or half_open >= limits.half_open:
+    def _admit(self, header: QuicHeader, address: Address, now: float) -> Connection | None:
+        limits, half_open = self._limits, len(self._handshaking)
+        if self.refusing or half_open >= limits.half_open:
             self._refuse(header, address)
             return None
         original = self._redeem(header, address, now)
         if original is None and half_open >= limits.half_open // 2:
             self._ask_again(header, address, now)
+            return None
+        release = self._quota.admit(address[0])
+        if release is None:
+            self._refuse(header, address)
             return None
         quic = Quic(
             self.configuration,
@@ -258,16 +187,12 @@ class Endpoint(asyncio.DatagramProtocol):
             original_destination_connection_id=original or header.destination_cid,
             retry_source_connection_id=header.destination_cid if original else None,
         )
-        connection = self._make(quic, self, host, now)
-        self.connections[connection] = None
-        self._hosts[host] += 1
+        connection = self._make(quic, self, address[0], now)
+        self.connections[connection] = self._open[connection] = self._handshaking[connection] = None
+        self._releases[connection] = release
         self.route(header.destination_cid, connection)
         self.route(quic.host_cid, connection)
-        self.guard(connection, connection.receive, data, address, now)
-        self.wake(connection)
-        if not quic.started:  # nothing in it could be decrypted: not worth a place
-            self.remove(connection)
-        return None
+        return connection
 
     def _refuse(self, header: QuicHeader, address: Address) -> None:
         assert header.version is not None
@@ -325,20 +250,22 @@ class Endpoint(asyncio.DatagramProtocol):
         if connection not in self.connections:
             return
         del self.connections[connection]
-        self._hosts[connection.host] -= 1
-        if not self._hosts[connection.host]:
-            del self._hosts[connection.host]
+        self._handshaking.pop(connection, None)
+        self._releases.pop(connection)()
         for cid in list(connection.ids):
             self.unroute(cid, connection)
         connection.dispose()
-        if not self.connections and self._emptied is not None and not self._emptied.done():
-            self._emptied.set_result(None)
+
+    def ended(self, connection: Connection) -> None:
+        self._open.pop(connection, None)
+        if not self._open:
+            self._emptied.set()
 
     async def empty(self) -> None:
-        """Return when the last connection is gone."""
-        if self.connections:
-            self._emptied = self._emptied or self.loop.create_future()
-            await asyncio.shield(self._emptied)
+        """Return when no connection is open, but for those in their closing period."""
+        while self._open:
+            self._emptied.clear()
+            await self._emptied.wait()
 
     def close(self, code: int) -> None:
         """Close every connection and the socket, at once."""
@@ -353,9 +280,9 @@ class Endpoint(asyncio.DatagramProtocol):
             self._transport.close()
 
 
-def udp_socket(host: str, port: int) -> socket.socket:
+def udp_socket(where: config.Address) -> socket.socket:
     """A bound, non-blocking socket with room for bursts. Raises OSError where the address cannot be bound."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    family, kind, protocol, _, address = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_DGRAM)[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
@@ -376,11 +303,3 @@ def udp_socket(host: str, port: int) -> socket.socket:
             SOCKET_BUFFER_BYTES,
         )
     return sock
-
-
-def _network(host: str) -> str:
-    """What one client can be assumed to own: an IPv4 address, or an IPv6 /64."""
-    host = host.partition("%")[0]
-    if ":" not in host:
-        return host
-    return str(ipaddress.IPv6Network((host, 64), strict=False).network_address)

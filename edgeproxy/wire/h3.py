@@ -1,0 +1,336 @@
+"""HTTP/3 in, ASGI out (RFC 9114): one session a connection, one application task a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from aioquic.h3.connection import H3_ALPN, ErrorCode
+from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.events import (
+    PingAcknowledged,
+    ProtocolNegotiated,
+    QuicEvent,
+    StopSendingReceived,
+    StreamDataReceived,
+    StreamReset,
+)
+
+from edgeproxy.client.aioquic_internals import H3, MessageRefused, Quic
+from edgeproxy.config import Address
+from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.wire.allowance import Allowance
+from edgeproxy.wire.h3_head import MalformedRequest, RequestHead, parse_request
+from edgeproxy.wire.h3_request import Request, body_too_large, write_error
+from edgeproxy.wire.ingress import SCOPE_KEY, Ingress
+from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.quic import Endpoint, udp_socket
+from edgeproxy.wire.quic_connection import Connection, Home
+from edgeproxy.wire.service import App, Service
+
+_log = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+PING_S = 10.0
+"""At most this long between signs of life while a request is open: models may think longer than clients wait."""
+_ALL_STREAMS = (1 << 62) - 4
+_KEEP_ALIVE, _DRAIN = 1, 2
+
+
+class Session(Connection):
+    """The HTTP/3 side of one QUIC connection."""
+
+    def __init__(self, service: Service, quic: Quic, endpoint: Home, host: str, now: float) -> None:
+        super().__init__(quic, endpoint, host, now)
+        self.requests: dict[int, Request] = {}
+        """By stream; from the head of the request until its application returns."""
+        self.blocked: dict[Request, None] = {}
+        self._service = service
+        self._h3: H3 | None = None
+        self._opening: dict[int, float] = {}
+        """Streams whose request head has begun to arrive, and when."""
+        self._leaving: set[int] = set()
+        """Streams whose answer is written and not yet acknowledged."""
+        self._resets = Allowance(service.limits.resets_burst, service.limits.resets_per_s, now)
+        self._next_stream = 0
+        self._idle_since = now
+        self._pinged: float | None = None
+        self._heard = now
+        self._draining = False
+        self._closes_at: int | None = None
+        """The final GOAWAY: streams from here on are not served."""
+
+    @property
+    def h3(self) -> H3:
+        assert self._h3 is not None, "HTTP/3 begins when ALPN has chosen it"
+        return self._h3
+
+    # ---- events
+
+    def event(self, event: QuicEvent) -> None:
+        if isinstance(event, ProtocolNegotiated):
+            limits = self._service.limits
+            if event.alpn_protocol not in H3_ALPN:
+                self.quic.close(error_code=ErrorCode.H3_VERSION_FALLBACK, reason_phrase="this port speaks h3")
+                return
+            self._h3 = H3(self.quic, head_bytes=limits.head_bytes, fields=limits.headers)
+        elif isinstance(event, PingAcknowledged):
+            self._pong(event.uid)
+        elif self._h3 is not None:
+            if isinstance(event, StreamDataReceived):
+                self._stamp(event.stream_id)
+            for message in self._h3.handle_event(event):
+                self._message(message)
+            if isinstance(event, StopSendingReceived | StreamReset):
+                self._given_up(event.stream_id)
+
+    def _stamp(self, stream_id: int) -> None:
+        new = stream_id % 4 == 0 and stream_id not in self.requests and stream_id not in self._opening
+        if new and not self.h3.is_ignored(stream_id):
+            self._opening[stream_id] = self._service.loop.time()
+
+    def _message(self, message: H3Event) -> None:
+        if isinstance(message, HeadersReceived):
+            request = self.requests.get(message.stream_id)
+            if request is None:
+                self._open(message)
+            else:  # trailers
+                request.arrived(b"", message.stream_ended)
+        elif isinstance(message, DataReceived):
+            request = self.requests.get(message.stream_id)
+            if request is not None:
+                request.arrived(message.data, message.stream_ended)
+        elif isinstance(message, MessageRefused):
+            self._refuse(message)
+
+    def _open(self, message: HeadersReceived) -> None:
+        stream_id, limits = message.stream_id, self._service.limits
+        first_byte = self._opening.pop(stream_id, self._service.loop.time())
+        if not self.quic.writable(stream_id):  # STOP_SENDING overtook the request
+            self._spend_reset()
+            self.h3.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
+            return
+        closing = self._closes_at is not None and stream_id >= self._closes_at
+        if closing or len(self.requests) >= limits.streams_per_connection:
+            self.h3.abort(stream_id, ErrorCode.H3_REQUEST_REJECTED)
+            return
+        self._next_stream = max(self._next_stream, stream_id + 4)
+        try:
+            head = parse_request(message.headers)
+        except MalformedRequest as error:
+            _log.debug("malformed request from %s: %s", self.host, error)
+            self.h3.abort(stream_id, ErrorCode.H3_MESSAGE_ERROR)
+            return
+        error_ = _too_large(head, limits)
+        if error_ is not None:
+            self._answer(stream_id, error_, bodyless=head.method == "HEAD")
+            return
+        request = Request(self._service, self, stream_id, head, self._scope(head, first_byte))
+        self.requests[stream_id] = request
+        request.arrived(b"", message.stream_ended)
+        if not request.gone:
+            request.start()
+        else:
+            self.finished(request)
+
+    def _scope(self, head: RequestHead, first_byte: float) -> dict[str, Any]:
+        client, server = self.quic.get_peer_address(), self._endpoint.address
+        return head.scope(
+            client=(client[0], client[1]) if client else None,
+            server=(server[0], server[1]),
+            extensions={SCOPE_KEY: Ingress("h3", first_byte, self._rtt)},
+            state=self._service.state.copy(),
+        )
+
+    def _rtt(self) -> float | None:
+        return self.quic.rtt
+
+    def _refuse(self, message: MessageRefused) -> None:
+        self._opening.pop(message.stream_id, None)
+        request = self.requests.get(message.stream_id)
+        if request is not None:
+            request.reset(ErrorCode.H3_MESSAGE_ERROR)
+        elif message.too_large:
+            limits = self._service.limits
+            text = (
+                f"The request's header fields exceed {limits.headers} lines or {limits.head_bytes} bytes; send fewer."
+            )
+            self._answer(message.stream_id, ApiError(431, text, "headers_too_large"))
+        else:
+            self.h3.abort(message.stream_id, ErrorCode.H3_MESSAGE_ERROR)
+
+    def _answer(self, stream_id: int, error: ApiError, *, bodyless: bool = False) -> None:
+        write_error(self.h3, stream_id, error, self._service.date(), bodyless=bodyless)
+        self._leaving.add(stream_id)
+
+    def _given_up(self, stream_id: int) -> None:
+        """The peer takes back a request that it had not finished, or wants no (more) answer to."""
+        opening = self._opening.pop(stream_id, None)
+        request = self.requests.get(stream_id)
+        if request is not None and not request.answered:
+            self._spend_reset()
+            request.reset(ErrorCode.H3_REQUEST_CANCELLED)
+        elif opening is not None:
+            self._spend_reset()
+
+    def _spend_reset(self) -> None:
+        """Opening requests and taking them back costs the peer little and us much (CVE-2023-44487)."""
+        if not self._resets.take(time.monotonic()):
+            self.quic.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="too many requests taken back")
+
+    def finished(self, request: Request) -> None:
+        del self.requests[request.stream_id]
+        self._leaving.add(request.stream_id)
+        self._idle_since = time.monotonic()
+        self.wake()
+
+    # ---- the connection's life
+
+    def flushed(self) -> None:
+        for request in list(self.blocked):
+            request.flushed()
+        if self._leaving:
+            self._leaving = {stream_id for stream_id in self._leaving if not self.quic.delivered(stream_id)}
+        if self._closes_at is not None and not self.requests and not self._leaving and not self.quic.ended:
+            self.quic.close(error_code=ErrorCode.H3_NO_ERROR)
+            self.wake()
+
+    def over(self) -> None:
+        _log.debug("HTTP/3 connection with %s ended: %s", self.host, self.quic.end_reason)
+        for request in list(self.requests.values()):
+            request.lose()
+
+    def sweep(self, now: float) -> None:
+        limits = self._service.limits
+        for stream_id, since in list(self._opening.items()):
+            if now - since > limits.head_s:
+                del self._opening[stream_id]
+                self.h3.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
+                self.wake()
+        for request in list(self.requests.values()):
+            request.sweep(now)
+        if self.requests:
+            self._ping(now)
+        elif now - self._idle_since > (limits.keep_alive_s if self._next_stream else limits.first_byte_s):
+            self.drain()
+
+    def drain(self) -> None:
+        """GOAWAY in two steps (RFC 9114 section 5.2): first a warning, then, once it has arrived, the last stream."""
+        if self._draining:
+            return
+        self._draining = True
+        if self._h3 is None:
+            self.quic.close(error_code=ErrorCode.H3_NO_ERROR)
+        else:
+            self._h3.goaway(_ALL_STREAMS)
+            self.quic.send_ping(_DRAIN)
+        self.wake()
+
+    def _ping(self, now: float) -> None:
+        if self._pinged is not None:
+            if now - self._pinged > self._service.limits.stalled_write_s:
+                self.quic.close(error_code=ErrorCode.H3_NO_ERROR, reason_phrase="no sign of life")
+                self.wake()
+        elif now - self._heard >= min(PING_S, self.quic.idle_timeout / 3):
+            self._pinged = now
+            self.quic.send_ping(_KEEP_ALIVE)
+            self.wake()
+
+    def _pong(self, uid: int) -> None:
+        if uid == _DRAIN:
+            self._closes_at = self._next_stream
+            self.h3.goaway(self._closes_at)
+        else:
+            self._pinged, self._heard = None, time.monotonic()
+
+
+class QuicListener:
+    """Serves `app` over HTTP/3 on one UDP address. TLS tickets are not given out, so there is no 0-RTT to replay."""
+
+    def __init__(self, app: App, limits: Limits, *, certificate: Path, key: Path, state: dict[str, Any]) -> None:
+        """Raises OSError or ValueError for a certificate or key that cannot be read."""
+        self._app = app
+        self._limits = limits
+        self._state = state
+        self._configuration = QuicConfiguration(
+            is_client=False,
+            alpn_protocols=H3_ALPN,
+            idle_timeout=limits.keep_alive_s,
+            max_stream_data=limits.unread_body_bytes,
+            max_data=16 * limits.unread_body_bytes,
+        )
+        self._configuration.load_cert_chain(certificate, key)
+        self._service: Service | None = None
+        self._endpoint: Endpoint | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def start(self, address: Address) -> None:
+        """Bind and serve; port 0 lets the kernel choose. Raises OSError."""
+        # The library warns of every protocol error of a peer: lines that a peer could multiply.
+        logging.getLogger("quic").setLevel(logging.ERROR)
+        loop = asyncio.get_running_loop()
+        service = Service(self._app, self._limits, scheme="https", state=self._state, alt_svc=None)
+
+        def session(quic: Quic, endpoint: Home, host: str, now: float) -> Session:
+            return Session(service, quic, endpoint, host, now)
+
+        endpoint = Endpoint(self._configuration, self._limits, session)
+        await loop.create_datagram_endpoint(lambda: endpoint, sock=udp_socket(address))
+        self._service, self._endpoint = service, endpoint
+        self._sweep()
+
+    @property
+    def port(self) -> int:
+        assert self._endpoint is not None, "the listener is not started"
+        return int(self._endpoint.address[1])
+
+    @property
+    def connections(self) -> int:
+        return len(self._endpoint.connections) if self._endpoint is not None else 0
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new connection, let the requests in progress end, then close; after `timeout_s` close at once."""
+        if self._endpoint is None or self._service is None:
+            return
+        self._endpoint.refusing = True
+        for connection in list(self._endpoint.connections):
+            connection.drain()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._endpoint.empty()
+        except TimeoutError:
+            _log.warning("HTTP/3: %d connections were still open after %g s", self.connections, timeout_s)
+        tasks = list(self._service.tasks)
+        self.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """Close every connection with H3_NO_ERROR, cancel what still runs, and free the port."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._endpoint is not None and self._service is not None:
+            self._endpoint.close(ErrorCode.H3_NO_ERROR)
+            for task in list(self._service.tasks):
+                task.cancel()
+
+    def sweep(self, now: float) -> None:
+        """End what has passed its deadline at `now` (monotonic seconds); called about once a second."""
+        if self._endpoint is not None:
+            self._endpoint.sweep(now)
+
+    def _sweep(self) -> None:
+        self.sweep(time.monotonic())
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+
+def _too_large(head: RequestHead, limits: Limits) -> ApiError | None:
+    if len(head.target) > limits.target_bytes:
+        message = f"The request target exceeds {limits.target_bytes} bytes; send a shorter one."
+        return ApiError(414, message, "target_too_long")
+    if head.content_length is not None and head.content_length > limits.body_bytes:
+        return body_too_large(limits.body_bytes)
+    return None
