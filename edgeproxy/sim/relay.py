@@ -3,7 +3,7 @@
     python -m edgeproxy.sim.relay --listen 127.0.0.1:9101 --to 127.0.0.1:8101 --delay-ms 40
 
 Bytes, half-closes and resets arrive in order and equally late. The kernel accepts a connection at once, so the round
-trip of the handshake is charged to the client's first bytes: a new connection costs what it would cost over the distance.
+trip of the handshake is charged to the client's first bytes: a new connection costs what it would over the distance.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import socket
 import struct
 import sys
+import threading
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from typing import cast
 
@@ -232,9 +235,11 @@ def die_with_parent() -> None:
             sys.exit("the parent ended before the relay had begun")
 
 
-def _watch_stdin(stop: asyncio.Event) -> None:
-    if not os.read(sys.stdin.fileno(), 4096):
-        stop.set()
+def _read_to_end(stop: Callable[[], None]) -> None:
+    """In a thread, because a loop cannot watch everything that stdin can be (a file, /dev/null)."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    stop()
 
 
 async def _serve(options: argparse.Namespace) -> None:
@@ -242,15 +247,19 @@ async def _serve(options: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if options.exit_with_parent:
-        loop.add_reader(sys.stdin.fileno(), _watch_stdin, stop)
     host, port = options.to
     relay = Relay(host, port, options.delay_ms / 1e3)
-    if isinstance(options.listen, int):
-        await relay.start(sock=socket.socket(fileno=options.listen))
-    else:
-        await relay.start(*options.listen)
+    try:
+        if isinstance(options.listen, int):
+            await relay.start(sock=socket.socket(fileno=options.listen))
+        else:
+            await relay.start(*options.listen)
+    except OSError as error:
+        sys.exit(f"cannot listen: {error}; give another address with --listen")
     print(f"relaying port {relay.port} to {host}:{port}, {options.delay_ms:g} ms away", flush=True)
+    if options.exit_with_parent:
+        end = functools.partial(loop.call_soon_threadsafe, stop.set)
+        threading.Thread(target=_read_to_end, args=(end,), daemon=True).start()
     await stop.wait()
     relay.kill()
 
@@ -264,10 +273,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.exit_with_parent:
         die_with_parent()
-    try:
-        asyncio.run(_serve(options))
-    except OSError as error:
-        sys.exit(f"cannot listen on {options.listen}: {error}; give another address with --listen")
+    asyncio.run(_serve(options))
 
 
 if __name__ == "__main__":

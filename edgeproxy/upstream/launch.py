@@ -1,0 +1,194 @@
+"""Child processes of the proxy: the nodes with `launch:` and the relays of regions with `relay:`.
+
+A child runs in a session of its own, so that Ctrl-C in the terminal reaches the proxy alone and the proxy stops its
+children in order. It holds the read end of a pipe on stdin whose write end only the proxy has: when the proxy dies,
+however it dies, the child sees the end of the pipe (`--exit-with-parent`) and ends too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+from edgeproxy.config import Config, ConfigError, NodeConfig
+from edgeproxy.protocol.node.report import TOKEN_ENV
+from edgeproxy.upstream.origin import Origin, parse
+
+STOP_S = 2.5
+"""From SIGTERM to SIGKILL, all children at once."""
+_LINE_BYTES = 8 * 1024
+_FIRST_WAIT_S, _LAST_WAIT_S = 0.5, 10.0
+_WELL_S = 30.0
+"""A child that lived so long starts again without delay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    name: str
+    arguments: tuple[str, ...]
+    fds: tuple[int, ...] = ()
+
+
+class Launcher:
+    """`run()` until cancelled. Made once per configuration: it checks ports and opens the relays' listeners at once."""
+
+    def __init__(
+        self,
+        config: Config,
+        token: str,
+        logger: logging.Logger,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Raises ConfigError where a child could not do its work: a port in use, a pattern in place of a model id."""
+        self._logger = logger
+        self._sleep = sleep
+        self._environment = _environment(config, token)
+        self._listeners: list[socket.socket] = []
+        self.origins: Mapping[str, Origin]
+        """Node name -> the relay through which it is reached."""
+        self.children, self.origins = self._plan(config)
+
+    async def run(self) -> None:
+        """Starts every child and starts it again, after a growing wait, whenever it ends. Cancel to stop them all."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for child in self.children:
+                    tasks.create_task(self._keep(child), name=f"child {child.name}")
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Closes the relays' listeners."""
+        for listener in self._listeners:
+            listener.close()
+
+    def _plan(self, config: Config) -> tuple[tuple[Child, ...], dict[str, Origin]]:
+        children: list[Child] = []
+        origins: dict[str, Origin] = {}
+        for region in config.regions:
+            for node in region.nodes:
+                origin = parse(node.url)
+                if node.launch is not None:
+                    _check_port(config, node, origin)
+                    children.append(_engine(config, node, origin))
+                if region.relay is not None:
+                    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+                    self._listeners.append(listener)
+                    origins[node.name] = Origin(origin.scheme, "127.0.0.1", listener.getsockname()[1])
+                    children.append(_relay(node, origin, region.relay.delay_ms, listener))
+        return tuple(children), origins
+
+    async def _keep(self, child: Child) -> None:
+        wait = 0.0
+        while True:
+            if wait:
+                await self._sleep(wait)
+            started = monotonic()
+            status = await self._live(child)
+            lived = monotonic() - started
+            wait = 0.0 if lived >= _WELL_S else min(max(_FIRST_WAIT_S, 2 * wait), _LAST_WAIT_S)
+            self._logger.error("%s ended (%s) after %.1f s; starting it again in %g s", child.name, status, lived, wait)
+
+    async def _live(self, child: Child) -> str:
+        """One life of a child, from start to end; cancelling stops it. Returns how it ended."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *child.arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=self._environment,
+                pass_fds=child.fds,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return f"could not be started: {error}"
+        try:
+            await self._forward(child, process)
+            return _ending(await process.wait())
+        finally:
+            await _stop(process)
+
+    async def _forward(self, child: Child, process: asyncio.subprocess.Process) -> None:
+        """The child's output, line by line, under its name; a line that never ends is cut."""
+        assert process.stdout is not None
+        rest = b""
+        while data := await process.stdout.read(_LINE_BYTES):
+            *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+            if len(rest) > _LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            for line in filter(None, lines):
+                self._logger.info("%s: %s", child.name, line.decode("utf-8", "replace"))
+
+
+def _engine(config: Config, node: NodeConfig, origin: Origin) -> Child:
+    launch = node.launch
+    assert launch is not None
+    if len(node.models) != 1 or node.models[0].endswith("*"):
+        raise ConfigError(
+            f"{config.path}: node {node.name} is launched with one model and names {', '.join(node.models)}; "
+            "give it exactly one model id"
+        )
+    arguments = [sys.executable, "-m", "engine", "serve", "--model", launch.source, "--model-id", node.models[0]]
+    arguments += ["--host", origin.host, "--port", str(origin.port), "--exit-with-parent"]
+    if launch.threads is not None:
+        arguments += ["--threads", str(launch.threads)]
+    if launch.kv_tokens is not None:
+        arguments += ["--kv-tokens", str(launch.kv_tokens)]
+    return Child(node.name, tuple(arguments))
+
+
+def _relay(node: NodeConfig, origin: Origin, delay_ms: float, listener: socket.socket) -> Child:
+    """The listener is ours and is inherited: its port is known before the relay runs and outlives a restart."""
+    fd = listener.fileno()
+    arguments = (sys.executable, "-m", "edgeproxy.sim.relay", "--listen", f"fd:{fd}", "--exit-with-parent")
+    target = ("--to", f"{origin.host}:{origin.port}", "--delay-ms", f"{delay_ms:g}")
+    return Child(f"{node.name}-relay", arguments + target, (fd,))
+
+
+def _check_port(config: Config, node: NodeConfig, origin: Origin) -> None:
+    family = socket.AF_INET6 if ":" in origin.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((origin.host, origin.port))
+        except OSError as error:
+            cause = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
+            raise ConfigError(
+                f"{config.path}: node {node.name}: port {origin.port} on {origin.host} {cause}; "
+                "stop what listens there (another edgeproxy?) or give the node's url another port"
+            ) from error
+
+
+def _environment(config: Config, token: str) -> dict[str, str]:
+    """The proxy's own, with the node token and without the keys of other nodes."""
+    secret = {node.api_key_env for region in config.regions for node in region.nodes}
+    return {name: value for name, value in os.environ.items() if name not in secret} | {TOKEN_ENV: token}
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(STOP_S):
+            await process.communicate()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its session is its own: what it started goes with it
+        await process.wait()
+
+
+def _ending(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
