@@ -25,8 +25,10 @@ class NodeView:
 
     name: str
     region: str
-    state: str
     ready: bool
+    trouble: str
+    """Why it is not ready; empty while it is."""
+    breaker: str
     in_flight: int
     rtt_s: float | None
     models: tuple[str, ...]

@@ -6,11 +6,11 @@ what a node says of itself. So hop-by-hop fields (RFC 9110 section 7.6.1) never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 Headers = list[tuple[bytes, bytes]]
 
-TO_NODE = frozenset({b"traceparent", b"tracestate"})
+TO_NODE = (b"traceparent", b"tracestate")
 """Trace context is passed on unchanged (W3C Trace Context, section 3.4)."""
 
 TO_CLIENT = frozenset(
@@ -47,25 +47,14 @@ STREAM_HEADERS: Headers = [
 """What keeps caches and buffering proxies from holding an event stream back."""
 
 
-def to_node(headers: Iterable[tuple[bytes, bytes]], request_id: bytes) -> Headers:
+def to_node(fields: Mapping[bytes, bytes], request_id: bytes) -> Headers:
     """Fields for a JSON request to a node, less its own credentials and the framing."""
-    kept = [field for field in headers if field[0] in TO_NODE]
-    return [*_JSON_OUT, (b"x-request-id", request_id), *kept]
+    return [*_JSON_OUT, (b"x-request-id", request_id), *((name, fields[name]) for name in TO_NODE if name in fields)]
 
 
 def to_client(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Fields of a node's answer that a client may see, less framing; fields named by `Connection` are hop-by-hop."""
-    kept: Headers = []
-    nominated: set[bytes] | None = None
-    for field in headers:
-        name = field[0]
-        if name in TO_CLIENT:
-            kept.append(field)
-        elif name == b"connection":
-            nominated = (nominated or set()) | {token.strip().lower() for token in field[1].split(b",")}
-    if nominated:
-        kept = [field for field in kept if field[0] not in nominated]
-    return kept
+    """Fields of a node's answer that a client may see, less the framing."""
+    return [field for field in headers if field[0] in TO_CLIENT]
 
 
 def find(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:

@@ -1,0 +1,177 @@
+"""What a request cost, term by term: on its answer, in the log, in the metrics and on the dashboard."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from time import time
+from typing import Any
+
+import orjson
+
+from edgeproxy.observe.log import Log
+from edgeproxy.observe.metrics import Metrics
+from edgeproxy.protocol.openai.headers import Headers
+from edgeproxy.protocol.openai.sse import DONE, Event
+from edgeproxy.routing.budget import Ledger
+
+UNKNOWN_MODEL = "unknown"
+RECENT = 100
+
+
+@dataclass(slots=True)
+class Call:
+    """One request, as it goes. Moments are monotonic seconds; None where they have not come."""
+
+    request_id: bytes
+    started: float
+    """The first byte of the request, as the listener read it."""
+    protocol: str
+    client_rtt_s: float | None
+    tenant: str = ""
+    disclose: bool = False
+    """Whether the client may see timings and topology."""
+    model: str = UNKNOWN_MODEL
+    """As the configuration names it: what a client calls a model that nobody serves is logged nowhere."""
+    stream: bool = False
+    attempts: int = 0
+    node: str | None = None
+    region: str | None = None
+    rtt_s: float | None = None
+    """The region's round trip when the request was sent there."""
+    sent_at: float | None = None
+    """When the request was sent to the node that answered."""
+    first_at: float | None = None
+    """When the first content was here; for an answer that is not streamed, the whole of it."""
+    terms: dict[str, float] = field(default_factory=dict)
+    """The node's own: queue, prefill and first, in seconds."""
+    failures: list[str] = field(default_factory=list)
+    """`node: reason` of each attempt that failed."""
+    status: int = 0
+    code: str | None = None
+    ending: Ending | None = None
+    client_gone: bool = False
+
+    def ledger(self) -> Ledger:
+        """The budget's terms, as far as they are known."""
+        started, terms = self.started, self.terms
+        return Ledger(
+            self.rtt_s,
+            None if self.sent_at is None else self.sent_at - started,
+            terms.get("queue"),
+            terms.get("prefill"),
+            terms.get("first"),
+            None if self.first_at is None else self.first_at - started,
+        )
+
+    def disclosure(self) -> Headers:
+        """What those who may know of timings and topology find on their answer."""
+        if not self.disclose or self.region is None:
+            return []
+        timing = self.ledger().server_timing()
+        return [
+            (b"x-edge-region", self.region.encode()),
+            (b"x-edge-attempts", b"%d" % self.attempts),
+            *([(b"server-timing", timing)] if timing else []),
+        ]
+
+
+class Account:
+    """Closes calls. `recent` keeps the last records for the dashboard."""
+
+    def __init__(self, log: Log, metrics: Metrics) -> None:
+        self._log = log
+        self.metrics = metrics
+        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+
+    def close(self, call: Call, now: float) -> None:
+        metrics, ledger = self.metrics, call.ledger()
+        metrics.ended(call.model, call.region, call.status)
+        if ledger.edge is not None:
+            metrics.edge(ledger.edge)
+        if ledger.total is not None and call.region is not None:
+            metrics.first_token(call.region, ledger.total)
+        if call.client_gone:
+            metrics.disconnected()
+        record = _record(call, ledger, now)
+        self._log.record(record)
+        self.recent.append(record)
+
+
+def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
+    ending = call.ending or _UNKNOWN
+    usage = ending.usage or {}
+    details = usage.get("prompt_tokens_details")
+    return {
+        "event": "request",
+        "time": time(),
+        "request_id": call.request_id.decode("ascii"),
+        "tenant": call.tenant,
+        "model": call.model,
+        "stream": call.stream,
+        "protocol": call.protocol,
+        "status": call.status,
+        "code": call.code,
+        "client_gone": call.client_gone,
+        "region": call.region,
+        "node": call.node,
+        "attempts": call.attempts,
+        "failures": call.failures,
+        "client_s": call.client_rtt_s,
+        "rtt_s": ledger.rtt,
+        "edge_s": ledger.edge,
+        "queue_s": ledger.queue,
+        "prefill_s": ledger.prefill,
+        "first_s": ledger.first,
+        "first_token_s": ledger.total,
+        "total_s": now - call.started,
+        "finish": ending.finish,
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "cached_tokens": details.get("cached_tokens") if isinstance(details, dict) else None,
+        "completion_tokens": usage.get("completion_tokens"),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What the last events of a stream, or a whole answer, tell of how it ended."""
+
+    finished: bool
+    """It said so itself: a finish reason, `[DONE]` or an error."""
+    finish: str | None = None
+    usage: dict[str, Any] | None = None
+
+
+_UNKNOWN = Ending(finished=False)
+
+
+def ending_of_stream(last: Iterable[Event]) -> Ending:
+    finished, finish, usage = False, None, None
+    for event in last:
+        if event.data == DONE:
+            finished = True
+            continue
+        try:
+            found = ending_of(orjson.loads(event.data))
+        except orjson.JSONDecodeError:
+            continue
+        finished = finished or found.finished
+        finish = found.finish or finish
+        usage = found.usage or usage
+    return Ending(finished, finish, usage)
+
+
+def ending_of(value: object) -> Ending:
+    """`value`: a parsed chunk or completion."""
+    if not isinstance(value, dict):
+        return _UNKNOWN
+    choices = value.get("choices")
+    reasons = [choice.get("finish_reason") for choice in choices if isinstance(choice, dict)] if choices else []
+    finish = next((reason for reason in reasons if isinstance(reason, str)), None)
+    usage = value.get("usage")
+    return Ending(
+        finished=finish is not None or bool(value.get("error")),
+        finish=finish,
+        usage=usage if isinstance(usage, dict) else None,
+    )

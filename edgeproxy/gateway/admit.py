@@ -1,0 +1,112 @@
+"""Which requests go on to a node, and as what: one pass over head and body, before anything is decided."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from edgeproxy.access.keys import Keys
+from edgeproxy.access.tenants import Tenant
+from edgeproxy.gateway.watch import ClientGone, Receive
+from edgeproxy.protocol.openai.errors import ApiError, invalid
+from edgeproxy.protocol.openai.headers import media_type
+
+Scope = Mapping[str, Any]
+Fields = Mapping[bytes, bytes]
+
+REFUSED = ("cache_salt", "kv_transfer_params", "priority", "resume")
+"""What the proxy itself tells nodes: from a client they would reach into other tenants' caches and turns."""
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"via")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What the proxy needs to know of a body that it passes on as it came."""
+
+    body: bytes
+    model: str
+    stream: bool
+
+
+def request_id(fields: Fields) -> bytes:
+    """The client's own where it is harmless in logs and headers, else a new one."""
+    given = fields.get(b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given
+    return b"req_" + secrets.token_hex(16).encode()
+
+
+def identify(fields: Fields, keys: Keys) -> Tenant:
+    """Raises ApiError 401."""
+    return keys.tenant(fields.get(b"authorization"))
+
+
+def may_see_details(scope: Scope, fields: Fields, tenant: Tenant) -> bool:
+    """Timings and topology are shown to tenants so configured, and on this machine; what another proxy forwards comes
+    from loopback too, but is not from here."""
+    if tenant.disclose:
+        return True
+    client = scope.get("client")
+    local = client is not None and (client[0] == "::1" or client[0].startswith("127."))
+    return local and not any(name in fields for name in _FORWARDED)
+
+
+async def read_chat(fields: Fields, receive: Receive, limit: int) -> ChatRequest:
+    """Raises ApiError (400, 413, 415) and ClientGone."""
+    if media_type(fields.get(b"content-type")) != b"application/json":
+        raise ApiError(415, "the body must be JSON; send `Content-Type: application/json`", "unsupported_media_type")
+    if fields.get(b"content-encoding", b"identity") != b"identity":
+        raise ApiError(415, "the body is compressed; send it without Content-Encoding", "unsupported_media_type")
+    length = fields.get(b"content-length")
+    if length is not None and length.isdigit() and (len(length) > 15 or int(length) > limit):
+        raise _too_large(limit)
+    return parse_chat(await _read(receive, limit))
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """Checks what the proxy acts on; the rest of the schema is the node's to judge. Raises ApiError 400."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise invalid(
+            f"the body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})", code="invalid_json"
+        ) from None
+    if not isinstance(value, dict):
+        raise invalid("the body must be a JSON object", code="invalid_json")
+    model = value.get("model")
+    if not isinstance(model, str) or not model:
+        raise invalid("`model` must name a model, see GET /v1/models", "model")
+    stream = value.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise invalid("`stream` must be true or false", "stream")
+    for name in REFUSED:
+        if value.get(name) is not None:
+            raise invalid(f"`{name}` is not accepted from clients; leave it out", name, "unsupported_parameter")
+    return ChatRequest(body, model, bool(stream))
+
+
+async def _read(receive: Receive, limit: int) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit)
+        if not message.get("more_body", False):
+            return b"".join((*pieces, piece)) if pieces else piece
+        pieces.append(piece)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {limit} bytes; shorten the conversation", "body_too_large")

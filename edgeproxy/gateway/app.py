@@ -1,0 +1,139 @@
+"""The proxy's front door, plain ASGI: chat completions are served here, all else by the application behind it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Awaitable, Callable, MutableMapping
+from random import Random
+from time import monotonic
+from typing import Any
+
+from edgeproxy.access.keys import Keys
+from edgeproxy.access.origin import HostCheck
+from edgeproxy.config import GatewayLimits
+from edgeproxy.gateway.account import Account, Call
+from edgeproxy.gateway.admit import Fields, identify, may_see_details, read_chat, request_id
+from edgeproxy.gateway.answer import Answer, whole
+from edgeproxy.gateway.relay import Relay
+from edgeproxy.gateway.route import Router, in_turn
+from edgeproxy.gateway.watch import ClientGone, Message, Receive, Send, Watch
+from edgeproxy.observe.log import Log
+from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.protocol.openai.headers import to_node
+from edgeproxy.upstream.node import Fleet
+from edgeproxy.wire.ingress import ingress
+
+Scope = MutableMapping[str, Any]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+CHAT_PATH = "/v1/chat/completions"
+CLIENT_CLOSED = 499
+"""Status in log and metrics of a request whose client left before any answer (nginx's convention)."""
+
+
+class Gateway:
+    """ASGI 3 application for http scopes; every error it answers with is OpenAI-shaped."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        keys: Keys,
+        hosts: HostCheck,
+        limits: GatewayLimits,
+        account: Account,
+        log: Log,
+        rest: AsgiApp,
+        rng: Random,
+    ) -> None:
+        """`rest` answers everything but chat completions, and asks for keys itself."""
+        self._keys = keys
+        self._hosts = hosts
+        self._limits = limits
+        self._account = account
+        self._log = log
+        self._rest = rest
+        self._router = Router(fleet, rng)
+        self._relay = Relay(limits, account.metrics)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._rest(scope, receive, send)
+            return
+        fields: Fields = dict(scope["headers"])
+        identity = request_id(fields)
+        answer = Answer(send, identity)
+        if scope["path"] == CHAT_PATH and scope["method"] == "POST":
+            call = _open(scope, identity)
+            try:
+                await self._guarded(self._chat(scope, fields, receive, answer, call), answer, call)
+            finally:
+                answer.close()
+                call.status = answer.status or CLIENT_CLOSED
+                self._account.close(call, monotonic())
+        else:
+            await self._guarded(self._other(scope, fields, receive, answer), answer, None)
+
+    async def _guarded(self, work: Awaitable[None], answer: Answer, call: Call | None) -> None:
+        """Turns what went wrong into an answer while there is one to give; else the listener cuts the connection."""
+        try:
+            try:
+                await work
+                return
+            except ApiError as error:
+                failure = error
+            except ClientGone:
+                raise
+            except Exception as error:
+                self._report(error, answer)
+                if answer.ended:  # Starlette raises again what it has answered
+                    return
+                if answer.started:
+                    raise
+                failure = ApiError(500, "the proxy failed; the operator's log says where", "internal_error")
+            if call is not None:
+                call.code = failure.code
+            await answer.give(whole(failure))
+        except ClientGone:
+            if call is not None:
+                call.client_gone = True
+
+    async def _chat(self, scope: Scope, fields: Fields, receive: Receive, answer: Answer, call: Call) -> None:
+        self._hosts.check(fields.get(b"host"))
+        tenant = identify(fields, self._keys)
+        call.tenant = tenant.name
+        call.disclose = may_see_details(scope, fields, tenant)
+        request = await read_chat(fields, receive, self._limits.body_bytes)
+        call.stream = request.stream
+        route = self._router.route(request.model, tenant, monotonic())
+        call.model = route.model
+        async with Watch(receive):
+            if request.stream:
+                answer.hold(self._limits.hold_headers_s)
+            headers = to_node(fields, call.request_id)
+            await self._relay.run(in_turn(route.decision), headers, request.body, answer, call)
+
+    async def _other(self, scope: Scope, fields: Fields, receive: Receive, answer: Answer) -> None:
+        self._hosts.check(fields.get(b"host"))
+        await self._rest(scope, receive, answer.forward)
+
+    def _report(self, error: Exception, answer: Answer) -> None:
+        """Where it happened, but not what it says: messages may quote what a client sent."""
+        places = traceback.extract_tb(error.__traceback__)[-6:]
+        self._log.record(
+            {
+                "event": "error",
+                "request_id": answer.request_id.decode("ascii"),
+                "error": type(error).__name__,
+                "at": [f"{place.filename.rpartition('/')[2]}:{place.lineno} {place.name}" for place in places],
+            }
+        )
+
+
+def _open(scope: Scope, identity: bytes) -> Call:
+    found = ingress(scope)
+    if found is None:
+        return Call(identity, monotonic(), "h1", None)
+    return Call(identity, found.first_byte, found.protocol, found.rtt())
+
+
+__all__ = ["CHAT_PATH", "AsgiApp", "Gateway", "Message", "Receive", "Scope", "Send"]

@@ -1,0 +1,199 @@
+"""One try at one node, until it has shown content or failed. Nothing of it has reached the client by then."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from time import monotonic
+
+import orjson
+
+from edgeproxy.config import GatewayLimits
+from edgeproxy.gateway.account import Call, ending_of
+from edgeproxy.gateway.answer import Whole, whole
+from edgeproxy.protocol.node.report import TIMING_HEADER
+from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.protocol.openai.headers import STREAM_HEADERS, Headers, find, media_type, to_client
+from edgeproxy.protocol.openai.sse import DONE, MEDIA_TYPE, Event, SseError, SseParser, has_content
+from edgeproxy.routing.budget import node_terms
+from edgeproxy.upstream.h1 import Response, UpstreamError
+from edgeproxy.upstream.node import Node
+
+CHAT = b"/v1/chat/completions"
+MAX_WHOLE_BYTES = 16 * 2**20
+"""An answer that is not streamed is held back to its end up to this size, so that a truncated one can be retried."""
+MAX_HELD_BYTES = 2**20
+"""Of a stream, before its first content."""
+KEPT_EVENTS = 4
+"""The last events of a stream say how it ended: finish, usage, `[DONE]`."""
+
+
+class Failed(Exception):
+    """This node did not serve the request; another may. `reason` is one of few words: it becomes a label."""
+
+    def __init__(self, reason: str, answer: Whole, *, retry_after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.answer = answer
+        """What the client is told if no other node does better."""
+        self.retry_after_s = retry_after_s
+
+    @property
+    def busy(self) -> bool:
+        """The node refused, soundly: no sign of a fault."""
+        return self.answer.status == 429
+
+
+@dataclass(slots=True)
+class Begun:
+    """A stream whose first content is here."""
+
+    response: Response
+    headers: Headers
+    held: bytes
+    parser: SseParser | None
+    """None: a body that is passed on unseen, because it is coded, or too large to hold."""
+    recent: deque[Event]
+
+
+async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits: GatewayLimits) -> Whole | Begun:
+    """Raises Failed. After anything but Begun the response is closed."""
+    try:
+        response = await node.pool.request(b"POST", CHAT, headers, body)
+        node.observe(response.headers, response.first_byte_at)
+        try:
+            outcome = await _outcome(response, call, limits)
+        except BaseException:
+            response.close()
+            raise
+    except UpstreamError as error:
+        raise Failed(error.phase, _gateway_error("the node could not be reached or broke off")) from error
+    except SseError as error:
+        raise Failed("malformed", _gateway_error("the node sent an event that is too long")) from error
+    call.sent_at = response.sent_at
+    return outcome
+
+
+async def _outcome(response: Response, call: Call, limits: GatewayLimits) -> Whole | Begun:
+    status, kind = response.status, media_type(find(response.headers, b"content-type"))
+    if status == 200:
+        call.terms = node_terms(find(response.headers, TIMING_HEADER))
+        if kind == MEDIA_TYPE:
+            return await _until_content(response, call, limits)
+        return await _whole(response, call)
+    body = await _bounded(response)
+    if status == 429:
+        raise Failed("busy", Whole(status, to_client(response.headers), body), retry_after_s=_retry_after(response))
+    if status >= 500 or status < 400:  # 3xx: a node that redirects is none, and is never followed
+        raise Failed(f"status_{status // 100}xx", _node_error(response))
+    return Whole(status, to_client(response.headers), body)
+
+
+async def _until_content(response: Response, call: Call, limits: GatewayLimits) -> Whole | Begun:
+    headers = [*to_client(response.headers), *STREAM_HEADERS]
+    recent: deque[Event] = deque(maxlen=KEPT_EVENTS)
+    if find(response.headers, b"content-encoding") not in (None, b"identity"):
+        held = await response.read()
+        call.first_at = monotonic()
+        return Begun(response, headers, held, None, recent)
+    parser, held_events, size = SseParser(), list[bytes](), 0
+    while data := await response.read():
+        size += len(data)
+        shown = False
+        for event in parser.feed(data):
+            held_events.append(event.raw)
+            if not event.comment:
+                recent.append(event)
+                refused = _refusal(event) if not shown else None
+                if refused is not None:
+                    response.close()
+                    return refused
+                shown = shown or _shows(event)
+        if shown:
+            call.first_at = monotonic()
+            return Begun(response, headers, b"".join(held_events), parser, recent)
+        if size > MAX_HELD_BYTES:
+            raise Failed("malformed", _gateway_error("the node sent too much before its first content"))
+        if monotonic() - response.sent_at > limits.first_byte_s:
+            raise Failed("timeout", _gateway_error("the node sent no content in time", status=504))
+    raise Failed("cut", _gateway_error("the node ended its answer before any content"))
+
+
+async def _whole(response: Response, call: Call) -> Whole | Begun:
+    pieces, size = list[bytes](), 0
+    while data := await response.read():
+        pieces.append(data)
+        size += len(data)
+        if size > MAX_WHOLE_BYTES:
+            call.first_at = monotonic()
+            return Begun(response, to_client(response.headers), b"".join(pieces), None, deque())
+    body = b"".join(pieces)
+    if find(response.headers, b"content-encoding") in (None, b"identity"):
+        try:
+            value = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            raise Failed("malformed", _gateway_error("the node's answer was not JSON, or not all of it")) from None
+        call.ending = ending_of(value)
+    call.first_at = monotonic()
+    return Whole(200, to_client(response.headers), body)
+
+
+async def _bounded(response: Response) -> bytes:
+    """The body of an error: small, or of no use."""
+    pieces, size = list[bytes](), 0
+    while data := await response.read():
+        size += len(data)
+        if size > MAX_HELD_BYTES:
+            raise Failed("malformed", _gateway_error("the node's error was too long"))
+        pieces.append(data)
+    return b"".join(pieces)
+
+
+def _parsed(event: Event) -> object:
+    try:
+        return orjson.loads(event.data)
+    except orjson.JSONDecodeError:
+        raise Failed("malformed", _gateway_error("the node sent an event that is not JSON")) from None
+
+
+def _shows(event: Event) -> bool:
+    return event.data == DONE or has_content(_parsed(event))
+
+
+def _refusal(event: Event) -> Whole | None:
+    """An error in place of content: what the client did wrong is its answer, with a true status; else it is a failure
+    like any other. Raises Failed."""
+    if b'"error"' not in event.data:
+        return None
+    value = _parsed(event)
+    error = value.get("error") if isinstance(value, dict) else None
+    if not isinstance(error, dict):
+        return None
+    code = error.get("code")
+    status = code if isinstance(code, int) and not isinstance(code, bool) else 0
+    if status == 429:
+        raise Failed("busy", Whole(429, [(b"content-type", b"application/json")], event.data))
+    if 400 <= status < 500 or (not status and error.get("type") == "invalid_request_error"):
+        return Whole(status or 400, [(b"content-type", b"application/json")], event.data)
+    raise Failed("error_event", _gateway_error("the node failed before any content"))
+
+
+def _gateway_error(message: str, status: int = 502) -> Whole:
+    return whole(ApiError(status, f"{message}; try again", "upstream_failed"))
+
+
+def _node_error(response: Response) -> Whole:
+    """5xx bodies speak of the node's insides; what a client can use is the status and when to come back."""
+    status = 503 if response.status == 503 else 502
+    answer = _gateway_error(f"the node answered {response.status}", status)
+    again = [field for field in response.headers if field[0] in (b"retry-after", b"retry-after-ms")]
+    return replace(answer, headers=[*answer.headers, *again])
+
+
+def _retry_after(response: Response) -> float | None:
+    """Seconds; None where absent or a date (RFC 9110 section 10.2.3)."""
+    for name, unit in ((b"retry-after-ms", 1e-3), (b"retry-after", 1.0)):
+        value = find(response.headers, name) or b""
+        if value.isdigit() and len(value) < 10:
+            return int(value) * unit
+    return None

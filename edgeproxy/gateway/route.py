@@ -1,0 +1,62 @@
+"""Which nodes may serve a request, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from edgeproxy.access.tenants import Tenant
+from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.routing.choose import Decision, choose
+from edgeproxy.upstream.node import Fleet, Node
+
+PATTERN_MODEL = "(pattern)"
+"""Label of models that only a pattern of the configuration matches: their names are the clients'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    model: str
+    """For logs and labels."""
+    decision: Decision[Node]
+
+
+class Router:
+    def __init__(self, fleet: Fleet, rng: Random) -> None:
+        self._fleet = fleet
+        self._rng = rng
+        self._named = frozenset(fleet.models)
+
+    def route(self, model: str, tenant: Tenant, now: float) -> Route:
+        """Raises ApiError 404; a model that only other tenants' regions serve does not exist for this one."""
+        nodes = self._fleet.serving(model)
+        if tenant.regions is not None:
+            nodes = tuple(node for node in nodes if node.region in tenant.regions)
+        if not nodes:
+            raise model_not_found()
+        label = model if model in self._named else PATTERN_MODEL
+        return Route(label, choose(nodes, self._fleet.home, now, self._rng))
+
+
+def in_turn(decision: Decision[Node]) -> Iterator[Node]:
+    """The first choice, then the best of each region that has not been tried, then the rest: what fails a request is
+    seldom one node's own, and a region that dies takes all its nodes along. Unfit nodes stay last."""
+    fit = decision.candidates[: decision.healthy]
+    tried: set[str] = set()
+    later: list[Node] = []
+    for node in fit:
+        if node.region in tried:
+            later.append(node)
+        else:
+            tried.add(node.region)
+            yield node
+    yield from later
+    yield from decision.candidates[decision.healthy :]
+
+
+def model_not_found() -> ApiError:
+    # The name is not repeated: it is the client's, and may be anything.
+    return ApiError(
+        404, "the model does not exist here; GET /v1/models lists those that do", "model_not_found", "model"
+    )
