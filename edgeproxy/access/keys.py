@@ -14,9 +14,10 @@ slow down every request. The file holds no key, only hashes:
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,28 @@ def generate_key() -> tuple[str, str]:
     """A new key, to be shown once, and its SHA-256 in hex, for the file."""
     key = PREFIX + secrets.token_urlsafe(32)
     return key, digest(key.encode()).hex()
+
+
+def add_key(path: Path, tenant: str, *, disclose: bool, admin: bool, regions: Sequence[str]) -> str:
+    """Makes a key, appends its hash to the file (made if need be, for its owner's eyes only) and returns the key.
+
+    Raises KeysError, and then has written nothing.
+    """
+    key, hashed = generate_key()
+    entry: dict[str, Any] = {"tenant": tenant, "sha256": hashed}
+    entry |= {name: True for name, wanted in (("disclose", disclose), ("admin", admin)) if wanted}
+    if regions:
+        entry["regions"] = list(regions)
+    _entry(entry, f"{path}: the new key")
+    if path.exists():
+        load(path)
+    line = "  - " + yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=10_000)
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:
+            file.write(line if file.tell() else f"keys:\n{line}")
+    except OSError as error:
+        raise KeysError(f"{path}: cannot be written ({error.strerror}); name another file with --file") from error
+    return key
 
 
 def digest(key: bytes) -> bytes:

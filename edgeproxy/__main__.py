@@ -1,0 +1,6 @@
+"""python -m edgeproxy."""
+
+from edgeproxy.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The commands of `edgeproxy`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from edgeproxy.server import Running
+
+CONFIG = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="regions.yaml",
+    show_default=True,
+    help="The deployment.",
+)
+STATE = click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=lambda: _state_folder(),
+    show_default="$XDG_STATE_HOME/edgeproxy",
+    help="Folder for the development certificate.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="edgeproxy")
+def main() -> None:
+    """An OpenAI-compatible proxy that sends each request to the region that will answer first."""
+
+
+@main.command()
+@CONFIG
+@STATE
+@click.option(
+    "--drain",
+    type=click.FloatRange(0, 3600),
+    default=20.0,
+    show_default=True,
+    help="Seconds that SIGTERM waits for answers in progress. Ctrl-C does not wait.",
+)
+def serve(config: Path, state: Path, drain: float) -> None:
+    """Start the proxy, and the nodes and relays that the deployment asks it to launch."""
+    from edgeproxy.access.keys import KeysError
+    from edgeproxy.access.origin import BindError
+    from edgeproxy.config import ConfigError
+    from edgeproxy.config_file import load
+    from edgeproxy.server import StartError, serve
+    from edgeproxy.wire.tls import TlsError
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        serve(load(config), state=state, drain_s=drain, announce=_announce)
+    except (ConfigError, KeysError, BindError, StartError, TlsError) as error:
+        _fail(str(error))
+
+
+@main.command()
+@CONFIG
+def check(config: Path) -> None:
+    """Say whether a deployment can be used, and what it means."""
+    from edgeproxy.access.keys import Keys, KeysError
+    from edgeproxy.access.origin import BindError, check_bind
+    from edgeproxy.config import ConfigError
+    from edgeproxy.config_file import load
+
+    try:
+        found = load(config)
+        keys = Keys(found.keys)
+        for address in (found.listen.http, found.listen.https, found.listen.admin):
+            if address is not None:
+                check_bind(address, keys_required=keys.required)
+    except (ConfigError, KeysError, BindError) as error:
+        _fail(str(error))
+    click.echo(f"{config} is valid")
+    for region in found.regions:
+        relay = f" behind a relay that adds {region.relay.delay_ms:g} ms" if region.relay else ""
+        click.echo(f"  region {region.name}{relay}")
+        for node in region.nodes:
+            launched = " (started by the proxy)" if node.launch else ""
+            click.echo(f"    {node.name}: {node.kind} at {node.url}{launched}, serves {', '.join(node.models)}")
+    click.echo(f"  keys: {'asked for' if keys.required else 'none; loopback only'}")
+
+
+@main.command()
+@click.option("--tenant", required=True, help="Whom the key is for: lower-case letters, digits, '.', '_' and '-'.")
+@click.option("--file", "path", type=click.Path(path_type=Path, dir_okay=False), default="keys.yaml", show_default=True)
+@click.option("--disclose", is_flag=True, help="The tenant may see timings, regions and nodes of its requests.")
+@click.option("--admin", is_flag=True, help="The key opens the admin listener from other machines.")
+@click.option("--region", "regions", multiple=True, help="Serve the tenant only here (repeat for several).")
+def keys(tenant: str, path: Path, disclose: bool, admin: bool, regions: tuple[str, ...]) -> None:
+    """Make a bearer key: its hash is added to the file, the key itself is shown once and stored nowhere."""
+    from edgeproxy.access.keys import KeysError, add_key
+
+    try:
+        key = add_key(path, tenant, disclose=disclose, admin=admin, regions=regions)
+    except KeysError as error:
+        _fail(str(error))
+    click.echo(key)
+    click.echo(
+        f"Its hash is in {path}; name that file as `keys:` in regions.yaml. The key is not shown again.", err=True
+    )
+
+
+@main.command("dev-cert")
+@STATE
+def dev_cert(state: Path) -> None:
+    """Make (or show) the development certificate for localhost, and say how clients come to trust it."""
+    from edgeproxy.wire.tls import make_dev_certificate
+
+    try:
+        found = make_dev_certificate(state)
+    except OSError as error:
+        _fail(f"cannot write to {state}: {error.strerror}; give another folder with --state")
+    click.echo(f"certificate  {found.certificate}")
+    click.echo(f"key          {found.key}")
+    click.echo(f"CA           {found.ca}")
+    click.echo(f"SPKI hash    {found.spki_sha256_b64}")
+    click.echo(f"valid until  {found.not_after:%Y-%m-%d %H:%M} UTC")
+    click.echo(f"\nfor curl:     curl --cacert {found.ca} https://localhost:8443/v1/models")
+    click.echo(f"for Chromium: --ignore-certificate-errors-spki-list={found.spki_sha256_b64}")
+
+
+def _announce(running: Running) -> None:
+    """The banner: what to paste where. On stdout, so that the log on stderr can be sent elsewhere."""
+    listen = running.config.listen
+    model = next(iter(running.fleet.models), "MODEL")
+    lines = ["", "edgeproxy is ready", ""]
+    if listen.http is not None:
+        lines.append(f"  base URL    http://{listen.http}/v1")
+    if listen.https is not None:
+        lines.append(f"  with TLS    https://{listen.https}/v1   (HTTP/1.1, HTTP/2, HTTP/3)")
+    if running.certificate is not None:
+        lines.append(f"              trust {running.certificate.ca}")
+        lines.append(f"              SPKI {running.certificate.spki_sha256_b64}")
+    if listen.admin is not None:
+        lines.append(f"  admin       http://{listen.admin}")
+    if listen.http is not None:
+        lines += _examples(f"http://{listen.http}/v1", model, running.config.keys is not None)
+    click.echo("\n".join([*lines, ""]))
+    sys.stdout.flush()
+
+
+def _examples(base_url: str, model: str, keys: bool) -> list[str]:
+    bearer = " -H 'authorization: Bearer YOUR_KEY'" if keys else ""
+    key = "YOUR_KEY" if keys else "none"
+    return [
+        "",
+        f"curl {base_url}/chat/completions -H 'content-type: application/json'{bearer} -d "
+        f'\'{{"model":"{model}","messages":[{{"role":"user","content":"What is the capital of France?"}}]}}\'',
+        "",
+        "from openai import OpenAI",
+        f'client = OpenAI(base_url="{base_url}", api_key="{key}")',
+        f'for chunk in client.chat.completions.create(model="{model}", stream=True,',
+        '        messages=[{"role": "user", "content": "What is the capital of France?"}]):',
+        '    print(chunk.choices[0].delta.content or "", end="", flush=True)',
+    ]
+
+
+def _state_folder() -> Path:
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "edgeproxy"
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"edgeproxy: {message}", err=True)
+    sys.exit(1)

@@ -1,0 +1,245 @@
+"""The process's life: children, probes and listeners come up together, and go down in order.
+
+Going down: listeners stop accepting and let answers end, then the probes stop, then the children are told to end. A
+second signal, or Ctrl-C, shortens the wait for answers to next to nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from ssl import SSLContext
+from time import time
+from typing import Any
+
+from edgeproxy.access.keys import Keys, KeysError
+from edgeproxy.access.origin import check_bind
+from edgeproxy.app import build
+from edgeproxy.config import Address, Config
+from edgeproxy.gateway.app import AsgiApp
+from edgeproxy.observe.log import Log
+from edgeproxy.protocol.node.report import TOKEN_ENV
+from edgeproxy.upstream.launch import Launcher
+from edgeproxy.upstream.node import Fleet, Node
+from edgeproxy.upstream.probe import Prober
+from edgeproxy.wire.dispatch import PROTOCOLS
+from edgeproxy.wire.h3 import QuicListener
+from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.tcp import TcpListener
+from edgeproxy.wire.tls import DevCertificate, make_dev_certificate, server_context
+
+HURRIED_S = 0.5
+"""How long answers in progress may take to end after Ctrl-C."""
+ALT_SVC_S = 300
+"""How long a client may remember that HTTP/3 is here: short, so that a withdrawn listener is soon forgotten."""
+
+
+class StartError(RuntimeError):
+    """The proxy cannot start; the message names the thing, the cause and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a started proxy tells its user."""
+
+    config: Config
+    certificate: DevCertificate | None
+    fleet: Fleet
+
+
+class Server:
+    """One proxy. `run()` it once."""
+
+    def __init__(self, config: Config, *, state: Path, drain_s: float, log: Log) -> None:
+        """`state`: folder for the development certificate. `drain_s`: how long SIGTERM waits for answers in progress.
+
+        Raises KeysError, BindError and ConfigError.
+        """
+        self._config = config
+        self._state = state
+        self._drain_s = drain_s
+        self._log = log
+        self._keys = Keys(config.keys)
+        for address in (config.listen.http, config.listen.https, config.listen.admin):
+            if address is not None:
+                check_bind(address, keys_required=self._keys.required)
+        self._token = os.environ.get(TOKEN_ENV) or secrets.token_urlsafe(32)
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self, announce: Callable[[Running], None]) -> None:
+        """Until a signal. `announce` is called once, when the first node is ready. Raises StartError, ConfigError."""
+        self._handle_signals()
+        launcher = Launcher(self._config, self._token, logging.getLogger("edgeproxy.child"))
+        fleet = Fleet.from_config(self._config, token=self._token, origins=launcher.origins)
+        certificate = self._development_certificate()
+        public, admin = build(self._config, fleet, self._keys, self._log, Random(), int(time()))
+        ready = asyncio.Event()
+        prober = Prober(fleet, rng=Random(), changed=lambda node: self._node_changed(node, ready))
+        try:
+            async with (
+                self._background(launcher.run()),
+                self._background(prober.run()),
+                self._listeners(public, admin, certificate),
+            ):
+                await _first(ready, self._stop)
+                if not self._stop.is_set():
+                    gc.collect()
+                    gc.freeze()  # what start-up made stays; the collector need not look at it again
+                    announce(Running(self._config, certificate, fleet))
+                await self._stop.wait()
+                self._log.say("stopping: answers in progress may end; press Ctrl-C to cut them off")
+        finally:
+            fleet.close()
+
+    @contextlib.asynccontextmanager
+    async def _background(self, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+        """Runs `work` beside the body. Should it fail, the proxy stops and the error is raised at the end."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._stop.set())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    @contextlib.asynccontextmanager
+    async def _listeners(
+        self, public: AsgiApp, admin: AsgiApp, certificate: DevCertificate | None
+    ) -> AsyncIterator[None]:
+        listen = self._config.listen
+        limits = Limits(body_bytes=self._config.limits.body_bytes)
+        listeners: list[TcpListener | QuicListener] = []
+        alt_svc: list[bytes] = []
+
+        async def tcp(app: AsgiApp, address: Address, context: SSLContext | None = None) -> None:
+            listener = TcpListener(app, limits, ssl=context, alt_svc=lambda: alt_svc[0] if alt_svc else None, state={})
+            await _bind(listener, address, "TCP")
+            listeners.append(listener)
+
+        try:
+            if listen.https is not None:
+                chain, key = self._certificate_files(certificate)
+                await tcp(public, listen.https, server_context(chain, key, tuple(PROTOCOLS)))
+                quic = QuicListener(public, limits, certificate=chain, key=key, state={})
+                await _bind(quic, listen.https, "UDP")
+                listeners.append(quic)
+                alt_svc.append(b'h3=":%d"; ma=%d' % (quic.port, ALT_SVC_S))
+            if listen.http is not None:
+                await tcp(public, listen.http)
+            if listen.admin is not None:
+                await tcp(admin, listen.admin)
+            yield
+        finally:
+            alt_svc[:] = [b"clear"] if alt_svc else []
+            await self._drain(listeners)
+
+    async def _drain(self, listeners: list[TcpListener | QuicListener]) -> None:
+        drains = asyncio.gather(*(listener.drain(self._drain_s) for listener in listeners))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait((drains, hurry), return_when=asyncio.FIRST_COMPLETED)
+        if not drains.done():
+            await asyncio.wait((drains,), timeout=HURRIED_S)
+        hurry.cancel()
+        for listener in listeners:
+            listener.close()
+        drains.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await drains
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_signal, False)
+        loop.add_signal_handler(signal.SIGINT, self._on_signal, True)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+
+    def _on_signal(self, hurried: bool) -> None:
+        if hurried or self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    def _reload_keys(self) -> None:
+        try:
+            self._keys.reload()
+        except KeysError as error:
+            self._log.say(f"keys not reloaded, those in force stay: {error}")
+        else:
+            self._log.say("keys reloaded")
+
+    def _development_certificate(self) -> DevCertificate | None:
+        if self._config.listen.https is None or self._config.tls.certificate is not None:
+            return None
+        try:
+            return make_dev_certificate(self._state)
+        except OSError as error:
+            raise StartError(
+                f"cannot write a development certificate to {self._state}: {error.strerror}; "
+                "give another folder with --state, or name a certificate under `tls:`"
+            ) from error
+
+    def _certificate_files(self, development: DevCertificate | None) -> tuple[Path, Path]:
+        tls = self._config.tls
+        if tls.certificate is not None and tls.key is not None:
+            return tls.certificate, tls.key
+        assert development is not None
+        return development.certificate, development.key
+
+    def _node_changed(self, node: Node, ready: asyncio.Event) -> None:
+        if node.ready:
+            distance = "" if node.rtt.srtt is None else f", {node.rtt.srtt * 1e3:.1f} ms away"
+            self._log.say(f"{node.name}: ready{distance}")
+            ready.set()
+        else:
+            self._log.say(f"{node.name}: not ready: {node.trouble}")
+
+
+async def _first(*events: asyncio.Event) -> None:
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+async def _bind(listener: TcpListener | QuicListener, address: Address, transport: str) -> None:
+    try:
+        await listener.start(address)
+    except OSError as error:
+        raise StartError(
+            f"cannot listen on {address} ({transport}): {error.strerror or error}; "
+            "stop what listens there, or give another address under `listen:` in regions.yaml"
+        ) from error
+
+
+def serve(config: Config, *, state: Path, drain_s: float, announce: Callable[[Running], None]) -> None:
+    """Blocks until a signal. Raises StartError, ConfigError, KeysError and BindError."""
+    log = Log()
+
+    async def run() -> None:
+        await Server(config, state=state, drain_s=drain_s, log=log).run(announce)
+
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(run())
+    finally:
+        log.flush()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
