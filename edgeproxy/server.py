@@ -105,13 +105,17 @@ class Server:
     async def _background(self, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         """Runs `work` beside the body. Should it fail, the proxy stops and the error is raised at the end."""
         task = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._stop.set())
+        task.add_done_callback(self._background_ended)
         try:
             yield
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._stop.set()
 
     @contextlib.asynccontextmanager
     async def _listeners(
