@@ -28,11 +28,6 @@ _NAMES = (
     x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
     x509.IPAddress(ipaddress.ip_address("::1")),
 )
-_SUBTREES = (
-    x509.DNSName("localhost"),
-    x509.IPAddress(ipaddress.ip_network("127.0.0.1/32")),
-    x509.IPAddress(ipaddress.ip_network("::1/128")),
-)
 _TLS12_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Forward secrecy and AEAD only, which is also what HTTP/2 allows (RFC 9113 section 9.2.2)."""
 
@@ -76,8 +71,8 @@ def server_context(certificate: Path, key: Path, alpn: Sequence[str]) -> ssl.SSL
 def make_dev_certificate(folder: Path, now: datetime.datetime | None = None) -> DevCertificate:
     """The certificate in `folder`, made anew if there is none or its end is near. Processes may share a folder.
 
-    The CA may sign for localhost only (name constraints), and its key is never written: so whoever trusts `ca` risks
-    nothing beyond this machine. A renewal therefore makes a new CA in the same file.
+    The CA's key is never written, so whoever trusts `ca` trusts this one certificate. A renewal therefore makes a new CA
+    in the same file. (Name constraints would say the same, but BoringSSL refuses those on addresses.)
     """
     now = now or datetime.datetime.now(datetime.UTC)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,7 +108,6 @@ def _make(folder: Path, now: datetime.datetime) -> None:
     ca = (
         _builder(issuer, issuer, ca_key.public_key(), now)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.NameConstraints(permitted_subtrees=_SUBTREES, excluded_subtrees=None), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(ca_id, critical=False)
         .sign(ca_key, hashes.SHA256())
