@@ -1,0 +1,84 @@
+"""Typed values out of parsed JSON: the value, or a 400 that names the field. Never quotes what the client sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from edgeproxy.protocol.openai.errors import ApiError, invalid
+
+Json = Mapping[str, Any]
+Number = TypeVar("Number", int, float)
+INT32 = 2**31 - 1
+INT64 = 2**63 - 1
+
+
+def required(present: Json, name: str, where: str = "") -> Any:
+    value = present.get(name)
+    if value is None:
+        raise invalid(f"'{where}{name}' is missing.", where + name, "missing_required_parameter")
+    return value
+
+
+def text(value: Any, where: str, most: int) -> str:
+    if not isinstance(value, str):
+        raise wrong_type(where, "a string", value)
+    if not value:
+        raise invalid(f"'{where}' is empty.", where, "empty_string")
+    if len(value) > most:
+        raise invalid(f"'{where}' is longer than {most} characters.", where, "string_above_max_length")
+    return value
+
+
+def boolean(present: Json, name: str, where: str = "") -> bool:
+    value = present.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise wrong_type(where + name, "true or false", value)
+    return value
+
+
+def integer(present: Json, name: str, least: int, most: int) -> int | None:
+    value = present.get(name)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)  # 1.0 is an integer in JSON Schema
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise wrong_type(name, "an integer", value)
+    return _within(value, name, least, most, "integer")
+
+
+def number(present: Json, name: str, least: float, most: float, default: float) -> float:
+    value = present.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise wrong_type(name, "a number", value)
+    return float(_within(value, name, least, most, "decimal"))
+
+
+def _within(value: Number, name: str, least: float, most: float, kind: str) -> Number:
+    if value < least:
+        raise invalid(f"'{name}' must be at least {least}.", name, f"{kind}_below_min_value")
+    if value > most:
+        raise invalid(f"'{name}' must be at most {most}.", name, f"{kind}_above_max_value")
+    return value
+
+
+def wrong_type(where: str, wanted: str, value: Any) -> ApiError:
+    return invalid(f"'{where}' must be {wanted}, not {kind_of(value)}.", where, "invalid_type")
+
+
+def kind_of(value: Any) -> str:
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number",
+    }
+    return names.get(type(value), "null")

@@ -1,0 +1,216 @@
+"""A node's HTTP face: the OpenAI endpoints, health, and what the proxy asks for. Plain ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+import orjson
+
+from edgeproxy.protocol.node.report import REPORT_HEADER, TIMING_HEADER, TOKEN_HEADER, NodeState
+from edgeproxy.protocol.openai.chat import Completion, CompletionStream, error_event, model_list, model_view
+from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.protocol.openai.schema import ChatRequest, chat_request, parse_json
+from edgeproxy.protocol.openai.sse import MEDIA_TYPE
+from engine.chat import Answer, answer_id, created
+from engine.hosts import Hosts
+from engine.http import JSON, ClientGone, Exchange, Headers, Receive, Scope, Send
+from engine.node import Node
+
+logger = logging.getLogger(__name__)
+
+STREAM: Headers = (
+    (b"content-type", MEDIA_TYPE),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+_UNSAFE_IN_HEADER = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+_IGNORED_CHARS = 64
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiLimits:
+    body_bytes: int = 8 * 2**20
+    requests: int = 512
+    """Requests handled at the same time, running and waiting ones."""
+
+
+class NodeApp:
+    def __init__(
+        self,
+        node: Node,
+        hosts: Hosts,
+        token: bytes | None,
+        *,
+        limits: ApiLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """token: what `/node/v1/*` asks for; None where anybody who can connect may ask."""
+        self._node = node
+        self._hosts = hosts
+        self._token = token
+        self._limits = limits or ApiLimits()
+        self._clock = clock
+        self._started_at = created()
+        self._busy = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/v1/chat/completions": ("POST", self._chat),
+            "/v1/models": ("GET", self._models),
+            "/healthz": ("GET", self._health),
+            "/readyz": ("GET", self._ready),
+            "/node/v1/status": ("GET", self._status),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError(f"ASGI {scope['type']} scopes are not served")
+        exchange = Exchange(scope, receive, send, self._clock(), self._always)
+        self._busy += 1
+        self._quiet.clear()
+        try:
+            await self._answer(exchange)
+        except ClientGone:
+            pass
+        except ApiError as error:
+            if exchange.started:
+                raise
+            await exchange.respond(error.status, error.body(), (*JSON, *error.headers))
+        finally:
+            self._busy -= 1
+            if not self._busy:
+                self._quiet.set()
+
+    async def quiet(self) -> None:
+        """Until no request is being answered."""
+        await self._quiet.wait()
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            self._hosts.check(exchange.header(b"host"))
+            await self._handler(exchange)(exchange)
+        except (ApiError, ClientGone):
+            raise
+        except Exception as error:
+            logger.exception("request %s failed", exchange.request_id.decode())
+            raise ApiError(500, "The node failed at this request; its log says why.", code="internal_error") from error
+
+    def _handler(self, exchange: Exchange) -> Handler:
+        """Raises ApiError 404 or 405."""
+        path = exchange.path
+        method, handler = self._routes.get(path, ("", self._models))
+        if not method and path.startswith("/v1/models/"):
+            method, handler = "GET", self._model
+        if not method:
+            raise ApiError(404, "There is no such path on this node.", code="unknown_url")
+        if exchange.method != method and not (method == "GET" and exchange.method == "HEAD"):
+            allow = b"GET, HEAD" if method == "GET" else method.encode()
+            raise ApiError(405, f"This path takes {method}.", code="method_not_allowed", headers=((b"allow", allow),))
+        return handler
+
+    def _always(self, exchange: Exchange) -> Headers:
+        return ((REPORT_HEADER, self._node.report(self._clock() - exchange.arrived).encode()),)
+
+    async def _health(self, exchange: Exchange) -> None:
+        if not self._node.alive:
+            raise ApiError(503, f"This node is {self._node.state} or hangs in a step.", code="node_dead")
+        await exchange.respond(200, b'{"status":"alive"}')
+
+    async def _ready(self, exchange: Exchange) -> None:
+        if self._node.state is not NodeState.READY or not self._node.alive:
+            raise ApiError(503, f"This node is {self._node.state}.", code=f"node_{self._node.state}")
+        await exchange.respond(200, b'{"status":"ready"}')
+
+    async def _status(self, exchange: Exchange) -> None:
+        if self._token is not None and not hmac.compare_digest(exchange.header(TOKEN_HEADER), self._token):
+            raise ApiError(403, f"This path needs the node token in {TOKEN_HEADER.decode()}.", code="node_token")
+        await exchange.respond(200, orjson.dumps(self._node.status(self._clock() - exchange.arrived)))
+
+    async def _models(self, exchange: Exchange) -> None:
+        await exchange.respond(200, model_list([model_view(self._node.model, self._started_at, "edgeproxy")]))
+
+    async def _model(self, exchange: Exchange) -> None:
+        self._check_model(exchange.path.removeprefix("/v1/models/"))
+        await exchange.respond(200, orjson.dumps(model_view(self._node.model, self._started_at, "edgeproxy")))
+
+    def _check_model(self, model: str) -> None:
+        if model != self._node.model:
+            raise ApiError(404, f"This node serves '{self._node.model}' only.", code="model_not_found", param="model")
+
+    async def _chat(self, exchange: Exchange) -> None:
+        if self._busy > self._limits.requests:
+            raise ApiError(429, "This node has too many requests open: try again shortly.", code="rate_limit_exceeded")
+        body = await exchange.json_body(self._limits.body_bytes)
+        request = chat_request(parse_json(body))
+        self._check_model(request.model)
+        name = answer_id()
+        answer = await self._node.chat().open(request, name)
+        parsed_s = self._clock() - exchange.arrived
+        async with exchange.watched(answer.abort):
+            try:
+                if request.stream:
+                    await self._stream(exchange, request, answer, name, parsed_s)
+                else:
+                    await self._whole(exchange, request, answer, name, parsed_s)
+            finally:
+                answer.abort()
+
+    async def _whole(
+        self, exchange: Exchange, request: ChatRequest, answer: Answer, name: str, parsed_s: float
+    ) -> None:
+        completion = Completion(name, created(), request.model, self._node.numerics)
+        piece = await answer.next()
+        headers = (*JSON, *self._answer_headers(exchange, request, answer, parsed_s))
+        text = piece.text
+        while piece.finish is None:
+            piece = await answer.next()
+            text += piece.text
+        await exchange.respond(200, completion.whole(text, piece.finish, answer.usage()), headers)
+
+    async def _stream(
+        self, exchange: Exchange, request: ChatRequest, answer: Answer, name: str, parsed_s: float
+    ) -> None:
+        """Status and headers wait for the first piece, so that a refusal still has its own status."""
+        stream = CompletionStream(name, created(), request.model, self._node.numerics, request.include_usage)
+        piece = await answer.next()
+        await exchange.start(200, (*STREAM, *self._answer_headers(exchange, request, answer, parsed_s)))
+        events = stream.role()
+        while True:
+            if piece.text:
+                events += stream.text(piece.text)
+            if piece.finish is not None:
+                break
+            await exchange.write(events, more=True)
+            try:
+                piece = await answer.next()
+            except ApiError as error:
+                await exchange.write(error_event(error), more=False)
+                return
+            events = b""
+        events += stream.finish(piece.finish)
+        if request.include_usage:
+            events += stream.usage(answer.usage())
+        await exchange.write(events + stream.done(), more=False)
+
+    def _answer_headers(self, exchange: Exchange, request: ChatRequest, answer: Answer, parsed_s: float) -> Headers:
+        ignored = ((b"x-edge-ignored", _names(request.ignored)),) if request.ignored else ()
+        timing = answer.timing
+        if timing is None:
+            return ignored
+        first_s = self._clock() - exchange.arrived - parsed_s - timing.queue_s - timing.prefill_s
+        terms = {"parse": parsed_s, "queue": timing.queue_s, "prefill": timing.prefill_s, "first": max(0.0, first_s)}
+        value = ", ".join(f"{term};dur={seconds * 1000:.3f}" for term, seconds in terms.items())
+        return (*ignored, (TIMING_HEADER, value.encode()))
+
+
+def _names(names: Iterable[str]) -> bytes:
+    """Names of fields as the client spelled them, in characters that a header may hold."""
+    return ", ".join(_UNSAFE_IN_HEADER.sub("_", name[:_IGNORED_CHARS]) for name in names).encode()

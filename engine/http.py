@@ -1,0 +1,102 @@
+"""One HTTP request under plain ASGI: fields, a bounded body, an answer, and the client's leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from edgeproxy.protocol.openai.errors import ApiError
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = tuple[tuple[bytes, bytes], ...]
+
+JSON: Headers = ((b"content-type", b"application/json"),)
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
+
+
+class ClientGone(Exception):
+    """The client left before its request was read; there is nobody to answer."""
+
+
+class Exchange:
+    """A request and its answer. `always` gives the header fields that every answer carries, at the time it starts."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, arrived: float, always: Callable[[Exchange], Headers]
+    ) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.arrived = arrived
+        self.started = False
+        """The status is sent: an error can no longer change it."""
+        self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of a repeated field the first
+        self._receive = receive
+        self._send = send
+        self._always = always
+        given = self.header(b"x-request-id")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
+
+    def header(self, name: bytes) -> bytes:
+        return self._headers.get(name, b"")
+
+    async def json_body(self, limit: int) -> bytes:
+        """Raises ApiError 415 or 413, ClientGone."""
+        media, _, parameters = self.header(b"content-type").partition(b";")
+        charset = parameters.strip().lower()
+        if media.strip().lower() != b"application/json" or charset not in (b"", b"charset=utf-8", b'charset="utf-8"'):
+            raise ApiError(415, "The body must be JSON in UTF-8: send content-type: application/json.")
+        if self.header(b"content-encoding") not in (b"", b"identity"):
+            raise ApiError(415, "The body must not be compressed: leave content-encoding out.")
+        announced = self.header(b"content-length")
+        if announced.isdigit() and int(announced) > limit:
+            raise _too_large(limit)
+        body = bytearray()
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body += message.get("body", b"")
+            if len(body) > limit:
+                raise _too_large(limit)
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    @asynccontextmanager
+    async def watched(self, gone: Callable[[], None]) -> AsyncIterator[None]:
+        """Calls `gone` as soon as the client leaves. Only after the body was read."""
+        watcher = asyncio.create_task(self._watch(gone))
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            with suppress(asyncio.CancelledError):
+                await watcher
+
+    async def _watch(self, gone: Callable[[], None]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        gone()
+
+    async def respond(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = JSON) -> None:
+        await self.start(status, (*headers, (b"content-length", str(len(body)).encode())))
+        await self.write(b"" if self.method == "HEAD" else body, more=False)
+
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.started = True
+        always = ((b"x-request-id", self.request_id), *self._always(self))
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *always]})
+
+    async def write(self, body: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _too_large(limit: int) -> ApiError:
+    close = ((b"connection", b"close"),)  # the rest of the body is not read
+    return ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large", headers=close)

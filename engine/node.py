@@ -1,0 +1,94 @@
+"""One node as others see it: its state, its load and its model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from edgeproxy.protocol.node.report import NodeReport, NodeState
+from edgeproxy.protocol.openai.errors import ApiError
+from engine.chat import Chat
+from engine.loop import EngineLoop
+from engine.step import BLOCK_TOKENS
+
+STALL_S = 30.0
+"""A step that takes longer has hung: the node is not alive, whatever else it answers."""
+
+
+class Node:
+    """Answers from the first moment on; generates once `attach` gave it an engine and `ready` was called."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self._state = NodeState.STARTING
+        self._engine: EngineLoop | None = None
+        self._chat: Chat | None = None
+
+    def attach(self, engine: EngineLoop, chat: Chat) -> None:
+        """The model is in memory; the warm-up may begin."""
+        self._engine, self._chat = engine, chat
+        self._state = NodeState.WARMING
+
+    def ready(self) -> None:
+        """A real token came out."""
+        self._state = NodeState.READY
+
+    def drain(self) -> None:
+        """No new requests; those that run go on."""
+        self._state = NodeState.DRAINING
+
+    @property
+    def state(self) -> NodeState:
+        failed = self._engine is not None and self._engine.failure is not None
+        return NodeState.FAILED if failed else self._state
+
+    @property
+    def alive(self) -> bool:
+        """Whether steps go on, as far as there are any."""
+        stalled = self._engine is not None and self._engine.stalled_s() > STALL_S
+        return self.state is not NodeState.FAILED and not stalled
+
+    def chat(self) -> Chat:
+        """Raises ApiError 503 unless the node is ready."""
+        if self.state is not NodeState.READY or self._chat is None:
+            raise ApiError(
+                503,
+                f"This node is {self.state}: try again shortly, or on another node.",
+                code=f"node_{self.state}",
+                headers=((b"retry-after", b"1"),),
+            )
+        return self._chat
+
+    @property
+    def numerics(self) -> str:
+        return self._engine.numerics if self._engine is not None else ""
+
+    def report(self, handling_s: float) -> NodeReport:
+        engine = self._engine
+        load = engine.load() if engine is not None else None
+        return NodeReport(
+            state=self.state,
+            model=self.model,
+            numerics=self.numerics,
+            running=load.running if load else 0,
+            waiting=load.waiting if load else 0,
+            waiting_prefill_tokens=load.waiting_prefill_tokens if load else 0,
+            kv_blocks_total=engine.limits.blocks if engine else 0,
+            kv_blocks_free=load.blocks_free if load else 0,
+            kv_blocks_evictable=0,
+            block_tokens=BLOCK_TOKENS,
+            prefill_tokens_per_s=round(engine.gauges.prefill_tokens_per_s, 3) if engine else 0.0,
+            step_ms=round(engine.gauges.step_ms, 3) if engine else 0.0,
+            step_counter=load.step if load else 0,
+            handling_s=round(handling_s, 7),
+        )
+
+    def status(self, handling_s: float) -> dict[str, Any]:
+        """The report and what only operators and tests ask for."""
+        engine = self._engine
+        return {
+            **asdict(self.report(handling_s)),
+            "aborts": engine.gauges.aborts if engine else 0,
+            "abort_steps_max": engine.gauges.abort_steps_max if engine else 0,
+            "stalled_s": round(engine.stalled_s(), 3) if engine else 0.0,
+        }
