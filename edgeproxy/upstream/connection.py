@@ -274,8 +274,9 @@ class Connection(asyncio.Protocol):
         if self._closed:
             self._transport.abort()
             return
-        # So that pause_writing means "not all of it is with the kernel", and a write goes out at once.
-        self._transport.set_write_buffer_limits(high=0)
+        # So that pause_writing means "not all of it is with the kernel", and uvloop writes at once. Not 0: to asyncio's
+        # TLS an empty buffer would be too full.
+        self._transport.set_write_buffer_limits(high=1, low=0)
         found = transport.get_extra_info("socket")
         if found is not None:
             _tune(found)

@@ -8,6 +8,7 @@ in line.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections import deque
 from collections.abc import Iterable
@@ -186,7 +187,7 @@ class Pool:
             if limit.expired():
                 raise self._error(f"{self.origin}: no connection within {self._limits.connect_s:g} s") from error
             if isinstance(error, OSError):
-                raise self._error(f"{self.origin}: {error}") from error
+                raise self._error(f"{self.origin}: {_reason(error)}") from error
             raise
         return connection
 
@@ -239,3 +240,9 @@ class Pool:
 
     def _error(self, cause: str) -> UpstreamError:
         return UpstreamError("connect", self.name, cause)
+
+
+def _reason(error: OSError) -> str:
+    """asyncio words a refused connection as "Connect call failed"; the system's own words are the known ones."""
+    known = error.errno is not None and error.errno > 0 and not isinstance(error, ssl.SSLError)
+    return os.strerror(error.errno) if known else str(error)

@@ -1,0 +1,110 @@
+"""A raw TCP server whose every connection runs a script: what no well-behaved HTTP server would ever send."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+class Peer:
+    """The server's side of one connection."""
+
+    def __init__(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.number = number
+        """0 for the first connection the server accepted."""
+        self._reader = reader
+        self._writer = writer
+
+    async def request(self) -> tuple[bytes, bytes]:
+        """Head and body of the next request. Raises EOFError when the client has gone."""
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        size = 0
+        for line in head.lower().split(b"\r\n"):
+            if line.startswith(b"content-length:"):
+                size = int(line.partition(b":")[2])
+        return head, await self._reader.readexactly(size)
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def reset(self) -> None:
+        sock = self._writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.transport.abort()
+
+    async def gone(self) -> None:
+        """Until the client has closed the connection."""
+        with contextlib.suppress(ConnectionError):
+            while await self._reader.read(65536):
+                pass
+
+
+Script = Callable[[Peer], Awaitable[None]]
+
+
+class RawServer:
+    def __init__(self, script: Script) -> None:
+        self.port = 0
+        self.accepted = 0
+        self._script = script
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(self.accepted, reader, writer)
+        self.accepted += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        with contextlib.suppress(EOFError, ConnectionError, asyncio.CancelledError):
+            await self._script(peer)
+        self._tasks.discard(task)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def raw_server(
+    script: Script, *, port: int = 0, ssl_context: ssl.SSLContext | None = None
+) -> AsyncIterator[RawServer]:
+    raw = RawServer(script)
+    server = await asyncio.start_server(raw.serve, "127.0.0.1", port, ssl=ssl_context)
+    raw.port = server.sockets[0].getsockname()[1]
+    try:
+        yield raw
+    finally:
+        server.close()
+        await raw.stop()
+
+
+def always(response: bytes) -> Script:
+    """Answers every request of every connection with the same bytes."""
+
+    async def script(peer: Peer) -> None:
+        while True:
+            await peer.request()
+            await peer.send(response)
+
+    return script
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Lets the loop run until the condition holds; for states that have no event of their own."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
