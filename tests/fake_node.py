@@ -50,6 +50,10 @@ class FakeNode:
     """How often each model was asked for."""
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     ready: bool = True
+    overrides: dict[str, str] = field(default_factory=dict)
+    """Model name -> the behaviour that this node shows for it, instead of the one so named."""
+    blocked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while a behaviour waits for its peer to read."""
     _server: asyncio.Server | None = None
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -113,19 +117,17 @@ class FakeNode:
             return True
         model = received.model
         self.seen[model] = self.seen.get(model, 0) + 1
-        work = asyncio.ensure_future(BEHAVIOURS[model](exchange))
+        work = asyncio.ensure_future(BEHAVIOURS[self.overrides.get(model, model)](exchange))
         eof = asyncio.ensure_future(reader.read(1))
         await asyncio.wait((work, eof), return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            eof.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ConnectionError):
-                await eof
-        else:
+        left = eof.done() or isinstance(work.exception(), ConnectionError)
+        if left:
             self.abandoned.append(model)
-            work.cancel()
-        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
-            await work
-        return exchange.complete and model not in self.abandoned
+        for task in (work, eof):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+                await task
+        return exchange.complete and not left
 
 
 class Exchange:
@@ -148,7 +150,9 @@ class Exchange:
 
     async def raw(self, data: bytes) -> None:
         self._writer.write(data)
+        self.node.blocked.set()
         await self._writer.drain()
+        self.node.blocked.clear()
 
     async def end(self) -> None:
         if self._chunked:
@@ -286,6 +290,13 @@ async def headers_then_nothing(x: Exchange) -> None:
     await x.forever()
 
 
+async def comments_only(x: Exchange) -> None:
+    await x.head(200, SSE)
+    while True:
+        await x.body(b": still here\n\n")
+        await asyncio.sleep(0.02)
+
+
 async def nothing(x: Exchange) -> None:
     await x.forever()
 
@@ -301,6 +312,11 @@ async def refuse_429_once(x: Exchange) -> None:
 
 async def fail_500(x: Exchange) -> None:
     await x.whole(500, error_body("secret node detail at 10.0.0.7", "server_error"))
+
+
+async def wait_then_500(x: Exchange) -> None:
+    await x.node.gate.wait()
+    await fail_500(x)
 
 
 async def fail_503_text(x: Exchange) -> None:
@@ -397,9 +413,11 @@ BEHAVIOURS: dict[str, Callable[[Exchange], Awaitable[None]]] = {
     "close-at-once": close_at_once,
     "headers-then-nothing": headers_then_nothing,
     "nothing": nothing,
+    "comments-only": comments_only,
     "429": refuse_429,
     "429-once": refuse_429_once,
     "500": fail_500,
+    "wait-then-500": wait_then_500,
     "503-text": fail_503_text,
     "400": refuse_400,
     "garbage": garbage,

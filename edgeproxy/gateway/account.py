@@ -103,6 +103,7 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
     ending = call.ending or _UNKNOWN
     usage = ending.usage or {}
     details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
     return {
         "event": "request",
         "time": time(),
@@ -127,9 +128,9 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
         "first_token_s": ledger.total,
         "total_s": now - call.started,
         "finish": ending.finish,
-        "prompt_tokens": usage.get("prompt_tokens"),
-        "cached_tokens": details.get("cached_tokens") if isinstance(details, dict) else None,
-        "completion_tokens": usage.get("completion_tokens"),
+        "prompt_tokens": _count(usage.get("prompt_tokens")),
+        "cached_tokens": _count(cached),
+        "completion_tokens": _count(usage.get("completion_tokens")),
     }
 
 
@@ -167,7 +168,8 @@ def ending_of(value: object) -> Ending:
     if not isinstance(value, dict):
         return _UNKNOWN
     choices = value.get("choices")
-    reasons = [choice.get("finish_reason") for choice in choices if isinstance(choice, dict)] if choices else []
+    listed = choices if isinstance(choices, list) else []
+    reasons = [choice.get("finish_reason") for choice in listed if isinstance(choice, dict)]
     finish = next((reason for reason in reasons if isinstance(reason, str)), None)
     usage = value.get("usage")
     return Ending(
@@ -175,3 +177,8 @@ def ending_of(value: object) -> Ending:
         finish=finish,
         usage=usage if isinstance(usage, dict) else None,
     )
+
+
+def _count(value: object) -> int | None:
+    """A node's word, and so perhaps no number; only numbers are logged."""
+    return value if isinstance(value, int) else None

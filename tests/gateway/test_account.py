@@ -1,0 +1,139 @@
+"""What a request cost is told to those who may know, and nobody's prompt or key to anybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeproxy.access.keys import Keys, generate_key
+from edgeproxy.gateway.account import ending_of, ending_of_stream
+from edgeproxy.protocol.openai.sse import SseParser
+from tests.fake_node import BEHAVIOURS
+from tests.gateway.drive import ask, chat, edge
+
+ENDLESS = {
+    "slow",
+    "stall-after-3",
+    "role-then-stall",
+    "headers-then-nothing",
+    "nothing",
+    "comments-only",
+    "endless",
+    "wait-then-500",
+}
+
+
+async def test_local_client_sees_the_budget(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        e.fleet.nodes[0].rtt.probe(0.040, 1.0)
+        reply = await ask(e.app, chat("ok", stream=True))
+        terms = dict(term.split(";dur=") for term in (reply.header(b"server-timing") or b"").decode().split(", "))
+        assert list(terms) == ["rtt", "edge", "queue", "prefill", "first", "total"]
+        assert {name: terms[name] for name in ("rtt", "queue", "prefill", "first")} == {
+            "rtt": "40.00",
+            "queue": "1.50",
+            "prefill": "12.25",
+            "first": "20.00",
+        }
+        assert float(terms["edge"]) <= float(terms["total"])
+
+
+async def test_others_see_no_timings_and_no_topology(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        for model in ("ok", "500", "429", "400"):
+            reply = await ask(e.app, chat(model), client="192.0.2.7")
+            names = {name for name, _ in reply.headers}
+            assert not names & {b"server-timing", b"x-edge-region", b"x-edge-attempts", b"x-node-report", b"server"}
+            assert b"near" not in reply.body
+
+
+async def test_tenant_with_disclose_sees_them_from_afar(tmp_path: Path) -> None:
+    key, hashed = generate_key()
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"keys:\n  - {{tenant: acme, sha256: '{hashed}', disclose: true}}\n")
+    async with edge(tmp_path, keys=Keys(path)) as e:
+        reply = await ask(e.app, chat("ok"), client="192.0.2.7", headers={"authorization": f"Bearer {key}"})
+        assert reply.header(b"x-edge-region") == b"near"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_prompt_answer_or_key_in_log_metrics_or_status(tmp_path: Path, stream: bool) -> None:
+    key, hashed = generate_key()
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"keys:\n  - {{tenant: acme, sha256: '{hashed}'}}\n")
+    secrets = [key.encode(), hashed.encode(), b"prompt-that-must", b"rld", b"node-token-secret", b"cookie-secret"]
+    headers = {"authorization": f"Bearer {key}", "cookie": "cookie-secret"}
+    async with edge(tmp_path, keys=Keys(path)) as e:
+        for model in sorted(set(BEHAVIOURS) - ENDLESS):
+            await ask(e.app, chat(model, stream=stream), headers=headers)
+        await ask(e.app, b'{"prompt-that-must": ', headers=headers)
+        await ask(e.app, chat("prompt-that-must"), headers=headers)
+        await ask(e.app, chat("ok"), headers=headers | {"authorization": "Bearer prompt-that-must"})
+        told = [e.lines.text]
+        for page in ("/metrics", "/admin/status"):
+            told.append((await ask(e.admin, method="GET", path=page)).body)
+        assert len(e.lines.requests) == len(set(BEHAVIOURS) - ENDLESS) + 3
+        for text in told:
+            assert len(text) > 100
+            assert not [secret for secret in secrets if secret in text]
+
+
+async def test_every_request_is_one_line_with_its_terms(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        reply = await ask(e.app, chat("ok", stream=True), headers={"x-request-id": "r1"})
+        (record,) = e.lines.requests
+        assert (record["request_id"], record["status"], record["model"]) == ("r1", 200, "ok")
+        assert (record["region"], record["node"], record["attempts"]) == ("near", "near-1", 1)
+        assert 0 < record["edge_s"] <= record["first_token_s"] <= record["total_s"]
+        assert reply.status == 200
+
+
+async def test_metrics_count_requests_failures_and_first_tokens(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        e.far.overrides["500"] = "ok"
+        await ask(e.app, chat("500", stream=True))
+        await ask(e.app, chat("nobody-serves-this"))
+        text = (await ask(e.admin, method="GET", path="/metrics")).body.decode()
+        assert 'edgeproxy_requests_total{model="500",region="far",status="200"} 1.0' in text
+        assert 'edgeproxy_requests_total{model="unknown",region="none",status="404"} 1.0' in text
+        assert 'edgeproxy_node_failures_total{node="near-1",reason="status_5xx"} 1.0' in text
+        assert 'edgeproxy_first_token_seconds_count{region="far"} 1.0' in text
+
+
+async def test_model_that_only_a_pattern_matches_makes_no_label(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        e.near.overrides["near-zzz"] = "ok"
+        assert (await ask(e.app, chat("near-zzz"))).status == 200
+        text = (await ask(e.admin, method="GET", path="/metrics")).body.decode()
+        assert "zzz" not in text
+        assert 'model="(pattern)"' in text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        7,
+        {},
+        {"choices": None},
+        {"choices": []},
+        {"choices": [3]},
+        {"choices": [{}]},
+        {"usage": 3},
+        {"choices": 3},
+    ],
+)
+def test_odd_answers_are_no_ending_and_no_fault(value: object) -> None:
+    assert not ending_of(value).finished
+
+
+def test_ending_is_found_among_the_last_events() -> None:
+    raw = (
+        b'data: {"choices":[{"delta":{},"finish_reason":"length"}]}\n\n'
+        b'data: {"choices":[],"usage":{"prompt_tokens":5}}\n\ndata: broken\n\ndata: [DONE]\n\n'
+    )
+    found = ending_of_stream(SseParser().feed(raw))
+    assert (found.finished, found.finish, found.usage) == (True, "length", {"prompt_tokens": 5})
+    assert not ending_of_stream([]).finished
