@@ -244,5 +244,6 @@ class Pool:
 
 def _reason(error: OSError) -> str:
     """asyncio words a refused connection as "Connect call failed"; the system's own words are the known ones."""
-    known = error.errno is not None and error.errno > 0 and not isinstance(error, ssl.SSLError)
-    return os.strerror(error.errno) if known else str(error)
+    if error.errno is None or error.errno <= 0 or isinstance(error, ssl.SSLError):
+        return str(error)
+    return os.strerror(error.errno)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeproxy.routing.budget import Ledger, node_terms
+
+
+def test_server_timing_has_what_is_known_in_milliseconds_and_in_order() -> None:
+    ledger = Ledger(first=0.0042, rtt=0.0401, edge=0.00031, total=0.0622)
+    assert ledger.server_timing() == b"rtt;dur=40.10, edge;dur=0.31, first;dur=4.20, total;dur=62.20"
+    assert Ledger().server_timing() == b""
+    assert Ledger(edge=-1e-9).server_timing() == b"edge;dur=0.00"
+
+
+def test_what_remains_of_the_budget() -> None:
+    assert Ledger(total=0.100).remaining(0.150) == pytest.approx(0.050)
+    assert Ledger(total=0.200).remaining(0.150) == pytest.approx(-0.050)
+    assert Ledger().remaining(0.150) is None
+
+
+def test_a_nodes_terms_are_read_from_its_header() -> None:
+    terms = node_terms(b'queue;dur=0.5, prefill;desc="a";dur=31.25 ,first;dur=4, cache;dur=9, total')
+    assert terms == {"queue": 0.0005, "prefill": 0.03125, "first": 0.004}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [None, b"", b"queue", b"queue;dur=", b"queue;dur=x", b"queue;dur=nan", b"queue;dur=-1", b"queue;dur=inf", b"\xff"],
+)
+def test_what_is_odd_is_left_out(raw: bytes | None) -> None:
+    assert node_terms(raw) == {}
+
+
+def test_an_over_long_header_is_not_parsed() -> None:
+    assert node_terms(b"queue;dur=1, " * 1000) == {}
+
+
+@given(st.binary(max_size=200))
+def test_no_header_raises(raw: bytes) -> None:
+    assert all(0 <= seconds < 1e6 for seconds in node_terms(raw).values())
+
+
+@given(st.floats(0, 100), st.floats(0, 100))
+def test_what_is_written_can_be_read(queue: float, first: float) -> None:
+    terms = node_terms(Ledger(queue=queue, first=first).server_timing())
+    assert terms == pytest.approx({"queue": queue, "first": first}, abs=1e-5)
