@@ -82,10 +82,10 @@ class ReferenceExecutor(Executor):
         return self._results.popleft()
 
     def logits(self, slot: int) -> array[float]:
-        logits = self._slots[slot].logits
-        if logits is None:
+        state = self._slots.get(slot)
+        if state is None or state.logits is None:
             raise ValueError(f"slot {slot} has sampled nothing yet")
-        return array("f", logits.numpy().tobytes())
+        return array("f", state.logits.numpy().tobytes())
 
     def close(self) -> None:
         self._slots.clear()
@@ -127,6 +127,9 @@ class ReferenceExecutor(Executor):
         for row in plan.rows:
             if problem := self._problem(row):
                 raise ValueError(f"step {plan.step}, slot {row.slot}: {problem}")
+        written = [block for row in plan.rows for block in _written(row)]
+        if len(set(written)) < len(written):
+            raise ValueError(f"step {plan.step}: a block is written twice")
 
     def _problem(self, row: Row) -> str | None:
         limits, end = self._limits, row.start + row.count
@@ -221,6 +224,11 @@ class _Model:
         cos, sin = angles.cos().float(), angles.sin().float()
         even, odd = vectors[..., 0::2], vectors[..., 1::2]
         return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+
+
+def _written(row: Row) -> tuple[int, ...]:
+    """The blocks that hold the row's own positions."""
+    return row.blocks[row.start // BLOCK_TOKENS : -(-(row.start + row.count) // BLOCK_TOKENS)]
 
 
 def _places(blocks: tuple[int, ...], end: int) -> Tensor:

@@ -162,6 +162,14 @@ def test_two_rows_of_one_slot_are_refused(drive: Driver) -> None:
         drive.submit(row, row)
 
 
+def test_a_block_written_twice_is_refused(drive: Driver) -> None:
+    one, other = Row(0, 0, (1, 2), (3,), True, GREEDY), Row(1, 0, (1, 2), (3,), True, GREEDY)
+    with pytest.raises(ValueError, match="a block is written twice"):
+        drive.submit(one, other)
+    with pytest.raises(ValueError, match="a block is written twice"):
+        drive.submit(Row(0, 0, (1,) * 20, (3, 3), True, GREEDY))
+
+
 def test_a_decode_row_of_a_slot_that_sampled_nothing_is_refused(drive: Driver) -> None:
     drive.step(Row(2, 0, (1, 2), (3,), False, GREEDY))
     with pytest.raises(ValueError, match="a decode row needs a token"):
