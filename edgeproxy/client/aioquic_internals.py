@@ -269,6 +269,11 @@ class H3(H3Connection):
         stream.headers_recv_state = HeadersState.AFTER_HEADERS
         return [HeadersReceived(headers=headers, stream_id=stream.stream_id, stream_ended=stream_ended)]
 
+    def _check_content_length(self, stream: H3Stream) -> None:
+        # The answer to HEAD, and a 304, tell the length of a body that they do not have (RFC 9110 section 8.6).
+        if not (self._is_client and stream.content_length == 0):
+            super()._check_content_length(stream)
+
     def _receive_request_or_push_data(self, stream: H3Stream, data: bytes, stream_ended: bool) -> list[H3Event]:
         if stream.stream_id in self._refused:
             if stream_ended:

@@ -134,6 +134,8 @@ def response_fields(status: int, headers: Iterable[tuple[bytes, bytes]], date: b
             if length is not None or not value.isdigit():
                 raise ValueError(f"response content-length {value!r} is repeated or no number")
             length = int(value)
+            if status == 204:  # RFC 9110 section 8.6
+                continue
         elif name == b"date":
             dated = True
         fields.append((name, value.strip(b" \t")))

@@ -78,7 +78,11 @@ class Endpoint(asyncio.DatagramProtocol):
             return
         now = time.monotonic()
         if data[0] & 0x80:
-            connection = self._long_header(data, address, now)
+            try:
+                connection = self._long_header(data, address, now)
+            except Exception:
+                _log.exception("cannot take a datagram from %s", address[0])
+                return
         else:  # RFC 9000 section 17.3: one byte, then the connection id
             connection = self._routes.get(data[1 : 1 + self.configuration.connection_id_length])
         if connection is not None:
