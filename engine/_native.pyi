@@ -1,0 +1,50 @@
+from collections.abc import Iterable
+from typing import Protocol
+
+from engine.model.arch import LlamaConfig
+from engine.step import Sampling, StepPlan
+
+class _Tensor(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Executor:
+    def __init__(
+        self,
+        path: str,
+        config: LlamaConfig,
+        tensors: Iterable[_Tensor],
+        *,
+        threads: int,
+        slots: int,
+        blocks: int,
+        context: int,
+        step_tokens: int,
+        isa: str,
+    ) -> None: ...
+    @property
+    def isa(self) -> str: ...
+    def submit(self, plan: StepPlan) -> None: ...
+    def collect(self) -> tuple[int, list[tuple[int, int | None, int]], float, float]:
+        """(step, [(slot, token, finish)], started, ended); finish: 0 none, 1 stop, 2 error"""
+    def logits(self, slot: int) -> bytes | None:
+        """float32 [vocab]; None if the slot has none."""
+    def close(self) -> None: ...
+
+def isas() -> list[str]:
+    """Instruction sets that this machine runs, best first."""
+
+def philox4x32(counter: list[int], key: list[int]) -> list[int]: ...
+def matmul(isa: str, dtype: str, weights: bytes, rows: int, cols: int, x: bytes) -> bytes:
+    """x [n, cols] f32 times a matrix in GGUF's blocks -> [n, rows] f32."""
+
+def sample(isa: str, logits: bytes, sampling: Sampling, position: int) -> int | None:
+    """The token for `position` out of f32 logits, or None if they are not finite."""

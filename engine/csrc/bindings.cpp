@@ -1,0 +1,234 @@
+// engine._native: the executor for Python, and single kernels for tests.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "executor.h"
+#include "philox.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+uint64_t unsigned_of(nb::handle value, const char* name, uint64_t most) {
+    if (PyLong_Check(value.ptr())) {
+        const unsigned long long number = PyLong_AsUnsignedLongLong(value.ptr());
+        if (!PyErr_Occurred() && number <= most) return number;
+        PyErr_Clear();
+    }
+    refuse(std::string(name) + " must be an integer in [0, " + std::to_string(most) + "]");
+}
+
+uint32_t u32(nb::handle value, const char* name) {
+    return static_cast<uint32_t>(unsigned_of(value, name, std::numeric_limits<uint32_t>::max()));
+}
+
+uint64_t u64(nb::handle value, const char* name) {
+    return unsigned_of(value, name, std::numeric_limits<uint64_t>::max());
+}
+
+double number_of(nb::handle value, const char* name) {
+    const double number = PyFloat_AsDouble(value.ptr());
+    if (!PyErr_Occurred()) return number;
+    PyErr_Clear();
+    refuse(std::string(name) + " must be a number");
+}
+
+void append(nb::handle values, const char* name, std::vector<uint32_t>& out) {
+    if (!PyTuple_Check(values.ptr())) refuse(std::string(name) + " must be a tuple of integers");
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values.ptr()); ++i)
+        out.push_back(u32(PyTuple_GET_ITEM(values.ptr(), i), name));
+}
+
+edge::Sampling sampling_of(nb::handle from) {
+    edge::Sampling to;
+    to.temperature = number_of(from.attr("temperature"), "temperature");
+    to.top_p = number_of(from.attr("top_p"), "top_p");
+    to.top_k = u32(from.attr("top_k"), "top_k");
+    to.seed = u64(from.attr("seed"), "seed");
+    std::vector<uint32_t> ids;
+    append(from.attr("stop_ids"), "stop_ids", ids);
+    if (ids.size() > edge::kMaxStopIds)
+        refuse(std::to_string(ids.size()) + " stop_ids; the limit is " + std::to_string(edge::kMaxStopIds));
+    to.stop_count = static_cast<uint32_t>(ids.size());
+    std::copy(ids.begin(), ids.end(), to.stop_ids.begin());
+    return to;
+}
+
+edge::TensorEntry tensor_of(nb::handle from) {
+    edge::TensorEntry to;
+    to.name = nb::cast<std::string>(from.attr("name"));
+    to.dtype = nb::cast<std::string>(from.attr("dtype"));
+    const std::string where = "tensor " + to.name + ": ";
+    for (const nb::handle n : from.attr("shape")) to.shape.push_back(u64(n, (where + "shape").c_str()));
+    to.offset = u64(from.attr("offset"), (where + "offset").c_str());
+    to.nbytes = u64(from.attr("nbytes"), (where + "nbytes").c_str());
+    return to;
+}
+
+edge::ModelConfig config_of(nb::handle from) {
+    edge::ModelConfig to;
+    to.layers = u32(from.attr("layers"), "layers");
+    to.hidden = u32(from.attr("hidden"), "hidden");
+    to.ffn = u32(from.attr("ffn"), "ffn");
+    to.heads = u32(from.attr("heads"), "heads");
+    to.kv_heads = u32(from.attr("kv_heads"), "kv_heads");
+    to.head_dim = u32(from.attr("head_dim"), "head_dim");
+    to.vocab = u32(from.attr("vocab"), "vocab");
+    to.rope_theta = number_of(from.attr("rope_theta"), "rope_theta");
+    to.rms_eps = static_cast<float>(number_of(from.attr("rms_eps"), "rms_eps"));
+    return to;
+}
+
+// Keeps the working vectors of submit, so that a step allocates nothing but Python's own objects.
+class PyExecutor {
+  public:
+    PyExecutor(const std::string& path, nb::handle config, nb::handle tensors, nb::handle threads, nb::handle slots,
+               nb::handle blocks, nb::handle context, nb::handle step_tokens, const std::string& isa)
+        : executor_(path, config_of(config), entries(tensors),
+                    {.slots = u32(slots, "slots"),
+                     .blocks = u32(blocks, "blocks"),
+                     .context = u32(context, "context"),
+                     .step_tokens = u32(step_tokens, "step_tokens")},
+                    u32(threads, "threads"), isa) {}
+
+    const char* isa() const { return executor_.isa(); }
+
+    void submit(nb::handle plan) {
+        ids_.clear();
+        rows_.clear();
+        opens_.clear();
+        const nb::object rows = plan.attr("rows");
+        spans_.clear();
+        for (const nb::handle row : rows) read(row);
+        for (size_t i = 0; i < rows_.size(); ++i) {
+            const Span& span = spans_[i];
+            rows_[i].tokens = {ids_.data() + span.tokens, span.blocks - span.tokens};
+            rows_[i].blocks = {ids_.data() + span.blocks, span.end - span.blocks};
+            rows_[i].opens = span.opens ? &opens_[span.opens - 1] : nullptr;
+        }
+        executor_.submit(
+            static_cast<int64_t>(unsigned_of(plan.attr("step"), "step", std::numeric_limits<int64_t>::max())), rows_);
+    }
+
+    // (step, [(slot, token or None, finish)], started, ended); finish: 0 none, 1 stop, 2 error
+    nb::tuple collect() {
+        const edge::Job* job;
+        {
+            nb::gil_scoped_release release;
+            job = &executor_.collect();
+        }
+        nb::list rows;
+        for (const edge::Job::Outcome& row : job->outcomes)
+            rows.append(
+                nb::make_tuple(row.slot, row.sampled ? nb::cast(row.token) : nb::none(), static_cast<int>(row.finish)));
+        return nb::make_tuple(job->step, rows, job->started, job->ended);
+    }
+
+    nb::object logits(nb::handle slot) {
+        const float* values = executor_.logits(u32(slot, "slot"));
+        return values ? nb::object(nb::bytes(values, executor_.vocab() * sizeof(float))) : nb::none();
+    }
+
+    void close() {
+        nb::gil_scoped_release release;
+        executor_.close();
+    }
+
+  private:
+    struct Span {
+        size_t tokens, blocks, end;  // into ids_
+        size_t opens;                // into opens_, plus 1
+    };
+
+    static std::vector<edge::TensorEntry> entries(nb::handle tensors) {
+        std::vector<edge::TensorEntry> found;
+        for (const nb::handle tensor : tensors) found.push_back(tensor_of(tensor));
+        return found;
+    }
+
+    void read(nb::handle row) {
+        edge::PlanRow to;
+        to.slot = u32(row.attr("slot"), "slot");
+        to.start = u32(row.attr("start"), "start");
+        to.sample = nb::cast<bool>(row.attr("sample"));
+        Span span{};
+        span.tokens = ids_.size();
+        append(row.attr("tokens"), "tokens", ids_);
+        span.blocks = ids_.size();
+        append(row.attr("blocks"), "blocks", ids_);
+        span.end = ids_.size();
+        if (const nb::object opens = row.attr("opens"); !opens.is_none()) {
+            opens_.push_back(sampling_of(opens));
+            span.opens = opens_.size();
+        }
+        rows_.push_back(to);
+        spans_.push_back(span);
+    }
+
+    edge::Executor executor_;
+    std::vector<uint32_t> ids_;
+    std::vector<Span> spans_;
+    std::vector<edge::Sampling> opens_;
+    std::vector<edge::PlanRow> rows_;
+};
+
+std::vector<uint32_t> philox(const std::vector<uint32_t>& counter, const std::vector<uint32_t>& key) {
+    if (counter.size() != 4 || key.size() != 2) refuse("philox4x32 takes 4 counter words and 2 key words");
+    const auto words = edge::philox4x32({counter[0], counter[1], counter[2], counter[3]}, {key[0], key[1]});
+    return {words.begin(), words.end()};
+}
+
+nb::bytes matmul(const std::string& isa, const std::string& dtype, nb::bytes weights, uint32_t rows, uint32_t cols,
+                 nb::bytes x) {
+    const edge::DType type = edge::dtype_of(dtype, "weights");
+    const size_t tokens = x.size() / sizeof(float) / std::max(cols, 1u);
+    if (rows == 0 || cols == 0 || cols % edge::kBlockWeights || tokens * cols * sizeof(float) != x.size() ||
+        weights.size() != rows * edge::row_bytes(type, cols))
+        refuse("the bytes of weights and x do not fit rows and cols, or cols is no multiple of 32");
+    const edge::Matrix matrix{static_cast<const uint8_t*>(weights.data()), type, rows, cols};
+    std::vector<float> in(tokens * cols), out(tokens * rows), scratch(size_t{edge::kPanelRows} * cols);
+    std::memcpy(in.data(), x.data(), x.size());
+    edge::kernels_for(isa).matmul(matrix, 0, rows, in.data(), cols, static_cast<uint32_t>(tokens), out.data(), rows,
+                                  scratch.data());
+    return nb::bytes(out.data(), out.size() * sizeof(float));
+}
+
+std::optional<uint32_t> sample(const std::string& isa, nb::bytes logits, nb::handle sampling, uint32_t position) {
+    std::vector<float> values(logits.size() / sizeof(float));
+    if (values.empty()) refuse("there are no logits");
+    std::memcpy(values.data(), logits.data(), values.size() * sizeof(float));
+    edge::Sampler sampler(static_cast<uint32_t>(values.size()));
+    return sampler(edge::kernels_for(isa), values.data(), sampling_of(sampling), position);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.def("isas", &edge::available_isas, "Instruction sets that this machine runs, best first.");
+
+    nb::class_<PyExecutor>(m, "Executor")
+        .def(nb::init<const std::string&, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
+                      nb::handle, const std::string&>(),
+             "path"_a, "config"_a, "tensors"_a, nb::kw_only(), "threads"_a, "slots"_a, "blocks"_a, "context"_a,
+             "step_tokens"_a, "isa"_a)
+        .def_prop_ro("isa", &PyExecutor::isa)
+        .def("submit", &PyExecutor::submit, "plan"_a)
+        .def("collect", &PyExecutor::collect)
+        .def("logits", &PyExecutor::logits, "slot"_a)
+        .def("close", &PyExecutor::close);
+
+    m.def("philox4x32", &philox, "counter"_a, "key"_a);
+    m.def("matmul", &matmul, "isa"_a, "dtype"_a, "weights"_a, "rows"_a, "cols"_a, "x"_a,
+          "x [n, cols] f32 times a matrix in GGUF's blocks -> [n, rows] f32.");
+    m.def("sample", &sample, "isa"_a, "logits"_a, "sampling"_a, "position"_a,
+          "The token for `position` out of f32 logits, or None if they are not finite.");
+}

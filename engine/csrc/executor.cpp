@@ -1,0 +1,161 @@
+#include "executor.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <stdexcept>
+
+#ifdef EDGE_X86
+#include <immintrin.h>
+#endif
+
+namespace edge {
+namespace {
+
+constexpr uint32_t kMaxThreads = 256;
+
+double monotonic() {
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+// Threads inherit the creator's floating-point mode, which a library may have set to flush denormals.
+void default_float_mode() {
+#ifdef EDGE_X86
+    _mm_setcsr(0x1f80);
+#endif
+}
+
+void check_range(const char* name, uint32_t value, uint32_t most) {
+    if (value == 0 || value > most)
+        throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + ", not in [1, " +
+                                    std::to_string(most) + "]");
+}
+
+const Limits& checked(const Limits& limits, uint32_t threads) {
+    check_range("threads", threads, kMaxThreads);
+    check_range("slots", limits.slots, 1u << 12);
+    check_range("blocks", limits.blocks, 1u << 24);
+    check_range("context", limits.context, 1u << 24);
+    check_range("step_tokens", limits.step_tokens, 1u << 16);
+    return limits;
+}
+
+}  // namespace
+
+Executor::Executor(const std::string& path, const ModelConfig& config, const std::vector<TensorEntry>& tensors,
+                   const Limits& limits, uint32_t threads, const std::string& isa)
+    : model_(path, config, tensors),
+      kernels_(kernels_for(isa)),
+      limits_(checked(limits, threads)),
+      team_(threads),
+      forward_(model_, kernels_, limits_, team_),
+      writer_(limits_, config.vocab),
+      owner_(::getpid()),
+      threads_(std::make_unique<std::vector<std::thread>>()) {
+    for (uint32_t i = 0; i < kDepth; ++i) ring_.emplace_back(limits_);
+    threads_->reserve(threads);
+    try {
+        threads_->emplace_back(&Executor::execute, this);
+        for (uint32_t member = 1; member < threads; ++member) threads_->emplace_back(&Executor::work, this, member);
+    } catch (...) {
+        begin(Begin::abandon);
+        for (std::thread& thread : *threads_) thread.join();
+        throw;
+    }
+    begin(Begin::run);
+}
+
+Executor::~Executor() { close(); }
+
+void Executor::submit(int64_t step, const std::vector<PlanRow>& rows) {
+    check_usable();
+    if (sent_ - collected_ >= kDepth)
+        throw std::runtime_error(std::to_string(kDepth) + " plans are submitted and not collected; collect one first");
+    Job& job = ring_[sent_ % kDepth];
+    writer_.begin(job, step);
+    for (const PlanRow& row : rows) writer_.add(job, row);
+    writer_.commit(job);
+    ++sent_;
+    submitted_.fetch_add(2);
+    submitted_.notify_one();
+}
+
+const Job& Executor::collect() {
+    check_usable();
+    if (sent_ == collected_) throw std::runtime_error("no plan is submitted; nothing to collect");
+    while (completed_.load(std::memory_order_acquire) == collected_) completed_.wait(collected_);
+    return ring_[collected_++ % kDepth];
+}
+
+const float* Executor::logits(uint32_t slot) const {
+    check_usable();
+    if (sent_ != collected_) throw std::runtime_error("logits can be read only while no plan is submitted");
+    if (slot >= limits_.slots) throw std::invalid_argument("there are " + std::to_string(limits_.slots) + " slots");
+    return forward_.has_logits(slot) ? forward_.logits(slot) : nullptr;
+}
+
+void Executor::close() {
+    if (!threads_) return;
+    if (::getpid() != owner_) {
+        threads_.release();  // they live in the parent; joining or destroying them here would hang or abort
+        return;
+    }
+    submitted_.fetch_or(1);
+    submitted_.notify_one();
+    for (std::thread& thread : *threads_) thread.join();
+    threads_.reset();
+}
+
+void Executor::check_usable() const {
+    if (::getpid() != owner_)
+        throw std::runtime_error("the executor belongs to the process that made it, not to its fork");
+    if (!threads_) throw std::runtime_error("the executor is closed");
+}
+
+void Executor::begin(Begin how) {
+    begin_.store(static_cast<uint32_t>(how));
+    begin_.notify_all();
+}
+
+bool Executor::began() {
+    default_float_mode();
+    wait_change(begin_, static_cast<uint32_t>(Begin::wait));
+    return begin_.load() == static_cast<uint32_t>(Begin::run);
+}
+
+// Member 0: takes plans in order, leads the team through each.
+void Executor::execute() {
+    if (!began()) return;
+    for (uint32_t done = 0;; ++done) {
+        uint32_t seen = submitted_.load(std::memory_order_acquire);
+        while (seen >> 1 == (done & ~0u >> 1) && seen % 2 == 0) {
+            wait_change(submitted_, seen);
+            seen = submitted_.load(std::memory_order_acquire);
+        }
+        stopping_ = seen >> 1 == (done & ~0u >> 1);
+        Job& job = ring_[done % kDepth];
+        if (!stopping_) {
+            job.started = monotonic();
+            forward_.prepare(job);
+        }
+        team_.barrier();
+        if (stopping_) return;
+        forward_.run(0);
+        job.ended = monotonic();
+        completed_.fetch_add(1);
+        completed_.notify_one();
+    }
+}
+
+void Executor::work(uint32_t member) {
+    if (!began()) return;
+    for (;;) {
+        team_.barrier();
+        if (stopping_) return;
+        forward_.run(member);
+    }
+}
+
+}  // namespace edge

@@ -1,0 +1,73 @@
+// Owns the threads, the memory and the queue of plans: submit on one side, collect on the other.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "forward.h"
+#include "kernels.h"
+#include "model.h"
+#include "plan.h"
+#include "team.h"
+
+namespace edge {
+
+// Used by one thread. After a fork the child may only destroy it.
+class Executor {
+  public:
+    static constexpr uint32_t kDepth = 2;  // plans submitted and not collected
+
+    // threads: 1 executor thread and threads - 1 workers. Throws std::invalid_argument, std::runtime_error,
+    // std::bad_alloc.
+    Executor(const std::string& path, const ModelConfig& config, const std::vector<TensorEntry>& tensors,
+             const Limits& limits, uint32_t threads, const std::string& isa);
+    ~Executor();
+    Executor(const Executor&) = delete;
+    Executor& operator=(const Executor&) = delete;
+
+    const char* isa() const { return kernels_.name; }
+    uint32_t vocab() const { return model_.config.vocab; }
+
+    // Throws std::invalid_argument for a plan that breaks the contract, std::runtime_error if kDepth plans are out
+    // already or the executor is closed; nothing is submitted then. Never blocks.
+    void submit(int64_t step, const std::vector<PlanRow>& rows);
+    // Waits for the oldest plan. The result is valid until the next submit.
+    const Job& collect();
+    // The slot's last logits [vocab], or null if it has none. Throws std::runtime_error while plans are out.
+    const float* logits(uint32_t slot) const;
+    // Waits for submitted plans and ends the threads. Idempotent.
+    void close();
+
+  private:
+    enum class Begin : uint32_t { wait, run, abandon };
+
+    void check_usable() const;
+    void begin(Begin how);
+    bool began();
+    void execute();
+    void work(uint32_t member);
+
+    Model model_;
+    const Kernels& kernels_;
+    const Limits limits_;
+    Team team_;
+    Forward forward_;
+    PlanWriter writer_;
+    std::vector<Job> ring_;
+    uint32_t sent_ = 0;
+    uint32_t collected_ = 0;
+    std::atomic<uint32_t> begin_{0};      // a Begin
+    std::atomic<uint32_t> submitted_{0};  // plans times two; odd once closing
+    std::atomic<uint32_t> completed_{0};
+    bool stopping_ = false;  // tells the workers; written before a barrier, read after it
+    const pid_t owner_;
+    std::unique_ptr<std::vector<std::thread>> threads_;  // null once closed
+};
+
+}  // namespace edge

@@ -1,0 +1,12 @@
+#include "vec_avx2.h"
+// after the Vec they are made of
+#include "attend_impl.h"
+#include "elementwise_impl.h"
+#include "matmul_impl.h"
+
+namespace edge {
+
+extern const Kernels kAvx2;
+const Kernels kAvx2{"avx2", matmul, dequantise, rms_norm, silu_mul, to_f16, attend, peak, softmax_weights};
+
+}  // namespace edge

@@ -1,0 +1,26 @@
+// A whole file mapped read-only and shared, so that N processes hold its bytes once, in the page cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace edge {
+
+class MappedFile {
+  public:
+    // Throws std::runtime_error naming the path and the system's reason.
+    explicit MappedFile(const std::string& path);
+    ~MappedFile();
+    MappedFile(const MappedFile&) = delete;
+    MappedFile& operator=(const MappedFile&) = delete;
+
+    const uint8_t* data() const { return data_; }
+    size_t size() const { return size_; }
+
+  private:
+    const uint8_t* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+}  // namespace edge

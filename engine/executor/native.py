@@ -1,0 +1,98 @@
+"""The CPU executor: weights in place in the mapped GGUF, kernels and step loop in C++ (engine/csrc)."""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from pathlib import Path
+
+import xxhash
+
+from engine import _native
+from engine.executor.base import Executor, Limits
+from engine.model.arch import LlamaConfig
+from engine.model.gguf import Gguf
+from engine.step import Finish, RowResult, StepPlan, StepResult
+
+_FINISH = (None, Finish.STOP, Finish.ERROR)
+
+
+class NativeExecutor(Executor):
+    """Runs steps on `threads` threads of its own; an idle executor uses no CPU.
+
+    Activations are float32, KV is float16. A step's result depends on its rows alone: not on the number of threads, nor
+    on what else is in the batch. After a fork the child can only drop it.
+    """
+
+    def __init__(
+        self,
+        gguf: Gguf,
+        config: LlamaConfig,
+        *,
+        threads: int,
+        slots: int,
+        blocks: int,
+        context: int,
+        step_tokens: int,
+        isa: str = "",
+    ) -> None:
+        """`isa`: one of `_native.isas()`, empty for the best of this machine.
+
+        Raises ValueError for tensors or numbers that the kernels cannot run, RuntimeError if the file cannot be mapped,
+        MemoryError if there is no room for the KV pool and activations.
+        """
+        self._native: _native.Executor | None = _native.Executor(
+            str(gguf.path),
+            config,
+            tuple(gguf.tensors.values()),
+            threads=threads,
+            slots=slots,
+            blocks=blocks,
+            context=context,
+            step_tokens=step_tokens,
+            isa=isa,
+        )
+        self._limits = Limits(slots, blocks, step_tokens, context, config.vocab)
+        self._numerics = f"native-1-{self._native.isa}-f32-kv16-{_digest(gguf.path)}"
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def numerics(self) -> str:
+        return self._numerics
+
+    def submit(self, plan: StepPlan) -> None:
+        """Raises ValueError naming what breaks the contract, RuntimeError beyond `depth` plans or once closed."""
+        self._open().submit(plan)
+
+    def collect(self) -> StepResult:
+        """Raises RuntimeError if nothing is submitted or once closed."""
+        step, rows, started, ended = self._open().collect()
+        results = tuple(
+            RowResult(slot, () if token is None else (token,), _FINISH[finish]) for slot, token, finish in rows
+        )
+        return StepResult(step, results, started, ended)
+
+    def logits(self, slot: int) -> array[float]:
+        """Raises ValueError for a slot that has sampled nothing, RuntimeError while a plan is submitted."""
+        values = self._open().logits(slot)
+        if values is None:
+            raise ValueError(f"slot {slot} has sampled nothing yet")
+        return array("f", values)
+
+    def close(self) -> None:
+        if self._native is not None:
+            self._native.close()
+            self._native = None
+
+    def _open(self) -> _native.Executor:
+        if self._native is None:
+            raise RuntimeError("the executor is closed")
+        return self._native
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return xxhash.xxh3_64_hexdigest(data)
