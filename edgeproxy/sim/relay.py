@@ -114,7 +114,8 @@ class _Side(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._lost = False
         self._queue: deque[tuple[float, bytes | _End]] = deque()
-        self._queued = 0
+        self.queued = 0
+        """Bytes read and not yet delivered."""
         self._timer: asyncio.TimerHandle | None = None
         self._eof_in = False
         self._full = self._paused = False
@@ -127,7 +128,7 @@ class _Side(asyncio.Protocol):
         self.peer.schedule()
 
     def data_received(self, data: bytes) -> None:
-        self._queued += len(data)
+        self.queued += len(data)
         self.push(data)
         self._flow()
 
@@ -186,7 +187,7 @@ class _Side(asyncio.Protocol):
         while self._queue and self._queue[0][0] <= now:
             item = self._queue.popleft()[1]
             if isinstance(item, bytes):
-                self._queued -= len(item)
+                self.queued -= len(item)
             self.peer._write(item)
         self._flow()
         self.schedule()
@@ -207,7 +208,7 @@ class _Side(asyncio.Protocol):
         """Pauses this socket while too much of it is under way, or while the peer's takes no more."""
         if self._transport is None or self._transport.is_closing() or self._eof_in:
             return
-        paused = self._queued > IN_FLIGHT_BYTES or self.peer._full
+        paused = self.queued > IN_FLIGHT_BYTES or self.peer._full
         if paused and not self._paused:
             self._transport.pause_reading()
         elif self._paused and not paused:

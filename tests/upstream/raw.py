@@ -30,6 +30,10 @@ class Peer:
                 size = int(line.partition(b":")[2])
         return head, await self._reader.readexactly(size)
 
+    async def read(self) -> bytes:
+        """Whatever comes next; b"" at the end."""
+        return await self._reader.read(65536)
+
     async def send(self, data: bytes) -> None:
         self._writer.write(data)
         await self._writer.drain()
@@ -45,7 +49,7 @@ class Peer:
     async def gone(self) -> None:
         """Until the client has closed the connection."""
         with contextlib.suppress(ConnectionError):
-            while await self._reader.read(65536):
+            while await self.read():
                 pass
 
 
@@ -57,7 +61,18 @@ class RawServer:
         self.port = 0
         self.accepted = 0
         self._script = script
+        self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, port: int, ssl_context: ssl.SSLContext | None) -> None:
+        self._server = await asyncio.start_server(self.serve, "127.0.0.1", port, ssl=ssl_context)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def refuse(self) -> None:
+        """No new connections; those that are open go on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(self.accepted, reader, writer)
@@ -73,6 +88,7 @@ class RawServer:
             await writer.wait_closed()
 
     async def stop(self) -> None:
+        self.refuse()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -84,12 +100,10 @@ async def raw_server(
     script: Script, *, port: int = 0, ssl_context: ssl.SSLContext | None = None
 ) -> AsyncIterator[RawServer]:
     raw = RawServer(script)
-    server = await asyncio.start_server(raw.serve, "127.0.0.1", port, ssl=ssl_context)
-    raw.port = server.sockets[0].getsockname()[1]
+    await raw.start(port, ssl_context)
     try:
         yield raw
     finally:
-        server.close()
         await raw.stop()
 
 
