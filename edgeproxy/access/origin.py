@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 
 from edgeproxy.config import Address
 from edgeproxy.protocol.openai.errors import ApiError
 
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::\d{0,5})?")
 _MAX_HOST_BYTES = 300
 _REMEMBERED = 1024
 
@@ -70,9 +72,9 @@ class HostCheck:
 
 
 def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].removesuffix(".")
+    """RFC 9110 section 7.2: uri-host [":" port]; empty where it is neither."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2] or "").removesuffix(".") if found else ""
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

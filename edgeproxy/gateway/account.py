@@ -52,18 +52,24 @@ class Call:
     code: str | None = None
     ending: Ending | None = None
     client_gone: bool = False
+    _ledger: Ledger | None = None
 
     def ledger(self) -> Ledger:
-        """The budget's terms, as far as they are known."""
-        started, terms = self.started, self.terms
-        return Ledger(
+        """The budget's terms, as far as they are known; final once the first content has come."""
+        if self._ledger is not None:
+            return self._ledger
+        started, terms, first_at = self.started, self.terms, self.first_at
+        found = Ledger(
             self.rtt_s,
             None if self.sent_at is None else self.sent_at - started,
             terms.get("queue"),
             terms.get("prefill"),
             terms.get("first"),
-            None if self.first_at is None else self.first_at - started,
+            None if first_at is None else first_at - started,
         )
+        if first_at is not None:
+            self._ledger = found
+        return found
 
     def disclosure(self) -> Headers:
         """What those who may know of timings and topology find on their answer."""

@@ -19,7 +19,7 @@ from edgeproxy.protocol.openai.headers import media_type
 Scope = Mapping[str, Any]
 Fields = Mapping[bytes, bytes]
 
-REFUSED = ("cache_salt", "kv_transfer_params", "priority", "resume")
+REFUSED = frozenset({"cache_salt", "kv_transfer_params", "priority", "resume"})
 """What the proxy itself tells nodes: from a client they would reach into other tenants' caches and turns."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
@@ -60,7 +60,8 @@ def may_see_details(scope: Scope, fields: Fields, tenant: Tenant) -> bool:
 
 async def read_chat(fields: Fields, receive: Receive, limit: int) -> ChatRequest:
     """Raises ApiError (400, 413, 415) and ClientGone."""
-    if media_type(fields.get(b"content-type")) != b"application/json":
+    kind = fields.get(b"content-type")
+    if kind != b"application/json" and media_type(kind) != b"application/json":
         raise ApiError(415, "the body must be JSON; send `Content-Type: application/json`", "unsupported_media_type")
     if fields.get(b"content-encoding", b"identity") != b"identity":
         raise ApiError(415, "the body is compressed; send it without Content-Encoding", "unsupported_media_type")
@@ -86,8 +87,8 @@ def parse_chat(body: bytes) -> ChatRequest:
     stream = value.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise invalid("`stream` must be true or false", "stream")
-    for name in REFUSED:
-        if value.get(name) is not None:
+    for name in REFUSED.intersection(value):
+        if value[name] is not None:
             raise invalid(f"`{name}` is not accepted from clients; leave it out", name, "unsupported_parameter")
     return ChatRequest(body, model, bool(stream))
 

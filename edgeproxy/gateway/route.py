@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from random import Random
 
 from edgeproxy.access.tenants import Tenant
@@ -15,28 +14,24 @@ PATTERN_MODEL = "(pattern)"
 """Label of models that only a pattern of the configuration matches: their names are the clients'."""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    model: str
-    """For logs and labels."""
-    decision: Decision[Node]
-
-
 class Router:
     def __init__(self, fleet: Fleet, rng: Random) -> None:
         self._fleet = fleet
         self._rng = rng
         self._named = frozenset(fleet.models)
 
-    def route(self, model: str, tenant: Tenant, now: float) -> Route:
-        """Raises ApiError 404; a model that only other tenants' regions serve does not exist for this one."""
+    def route(self, model: str, tenant: Tenant, now: float) -> tuple[str, Decision[Node]]:
+        """The model's name for logs and labels, and who may serve it.
+
+        Raises ApiError 404; a model that only other tenants' regions serve does not exist for this one.
+        """
         nodes = self._fleet.serving(model)
         if tenant.regions is not None:
             nodes = tuple(node for node in nodes if node.region in tenant.regions)
         if not nodes:
             raise model_not_found()
         label = model if model in self._named else PATTERN_MODEL
-        return Route(label, choose(nodes, self._fleet.home, now, self._rng))
+        return label, choose(nodes, self._fleet.home, now, self._rng)
 
 
 def in_turn(decision: Decision[Node]) -> Iterator[Node]:
