@@ -22,7 +22,11 @@ class Hosts:
         name = _name(header.decode("latin-1").lower())
         if name in self._names or (self._any_address and _is_address(name)):
             return
-        raise ApiError(421, "This node does not answer to that Host: use its address, or start it with --allow-host.")
+        raise ApiError(
+            421,
+            "This node does not answer to that Host: use its address, or start it with --allow-host.",
+            code="misdirected_request",
+        )
 
 
 def is_loopback(host: str) -> bool:

@@ -18,6 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 JSON: Headers = ((b"content-type", b"application/json"),)
+_MEDIA = "unsupported_media_type"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 
 
@@ -51,9 +52,9 @@ class Exchange:
         media, _, parameters = self.header(b"content-type").partition(b";")
         charset = parameters.strip().lower()
         if media.strip().lower() != b"application/json" or charset not in (b"", b"charset=utf-8", b'charset="utf-8"'):
-            raise ApiError(415, "The body must be JSON in UTF-8: send content-type: application/json.")
+            raise ApiError(415, "The body must be JSON in UTF-8: send content-type: application/json.", code=_MEDIA)
         if self.header(b"content-encoding") not in (b"", b"identity"):
-            raise ApiError(415, "The body must not be compressed: leave content-encoding out.")
+            raise ApiError(415, "The body must not be compressed: leave content-encoding out.", code=_MEDIA)
         announced = self.header(b"content-length")
         if announced.isdigit() and int(announced) > limit:
             raise _too_large(limit)
