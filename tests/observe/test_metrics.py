@@ -1,0 +1,75 @@
+"""What is counted can be scraped, and the share within the budget can be computed from it."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from edgeproxy.observe.metrics import BUDGET_S, FIRST_TOKEN_EDGES, Metrics, NodeView
+
+
+def node(name: str, region: str, rtt_s: float | None, in_flight: int = 0) -> NodeView:
+    return NodeView(name, region, rtt_s is not None, "", "closed", in_flight, rtt_s, ("m",))
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = metrics.exposition().decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_counts_are_scraped() -> None:
+    metrics = Metrics("1.2.3", list)
+    for status in (200, 200, 502):
+        metrics.ended("m", "near", status)
+    metrics.ended("unknown", None, 404)
+    metrics.failed("near-1", "cut")
+    metrics.disconnected()
+    found = samples(metrics)
+    request = "edgeproxy_requests_total"
+    assert found[request, (("model", "m"), ("region", "near"), ("status", "200"))] == 2
+    assert found[request, (("model", "m"), ("region", "near"), ("status", "502"))] == 1
+    assert found[request, (("model", "unknown"), ("region", "none"), ("status", "404"))] == 1
+    assert found["edgeproxy_node_failures_total", (("node", "near-1"), ("reason", "cut"))] == 1
+    assert found["edgeproxy_client_disconnects_total", ()] == 1
+    assert found["edgeproxy_build_info", (("version", "1.2.3"),)] == 1
+
+
+def test_share_within_the_budget_is_exact() -> None:
+    assert BUDGET_S in FIRST_TOKEN_EDGES
+    metrics = Metrics("1", list)
+    for seconds in (0.001, 0.149, 0.150, 0.1501, 99.0):
+        metrics.first_token("near", seconds)
+    found = samples(metrics)
+    name = "edgeproxy_first_token_seconds"
+    assert found[f"{name}_bucket", (("le", "0.15"), ("region", "near"))] == 3
+    assert found[f"{name}_bucket", (("le", "10.0"), ("region", "near"))] == 4
+    assert found[f"{name}_bucket", (("le", "+Inf"), ("region", "near"))] == 5
+    assert found[f"{name}_count", (("region", "near"),)] == 5
+    assert abs(found[f"{name}_sum", (("region", "near"),)] - 99.4501) < 1e-9
+
+
+def test_own_time_is_a_histogram() -> None:
+    metrics = Metrics("1", list)
+    metrics.edge(0.00009)
+    metrics.edge(1.0)
+    found = samples(metrics)
+    assert found["edgeproxy_edge_seconds_bucket", (("le", "0.0001"),)] == 1
+    assert found["edgeproxy_edge_seconds_count", ()] == 2
+
+
+def test_fleet_is_read_at_the_scrape() -> None:
+    nodes = [node("a-1", "a", 0.040, 3), node("a-2", "a", 0.030), node("b-1", "b", None)]
+    found = samples(Metrics("1", lambda: nodes))
+    assert found["edgeproxy_region_rtt_seconds", (("region", "a"),)] == 0.030
+    assert ("edgeproxy_region_rtt_seconds", (("region", "b"),)) not in found
+    assert found["edgeproxy_in_flight", (("node", "a-1"), ("region", "a"))] == 3
+    assert found["edgeproxy_node_ready", (("node", "b-1"), ("region", "b"))] == 0
+
+
+def test_two_proxies_in_one_process_do_not_share_counts() -> None:
+    one, other = Metrics("1", list), Metrics("1", list)
+    one.disconnected()
+    assert samples(other)["edgeproxy_client_disconnects_total", ()] == 0

@@ -1,0 +1,154 @@
+"""What is not the hot path: models, health, the operator's listener; every error in OpenAI's form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeproxy.access.keys import Keys, generate_key
+from tests.fake_node import BEHAVIOURS
+from tests.gateway.drive import ask, chat, edge
+
+
+def key_file(folder: Path, extra: str = "") -> tuple[Keys, dict[str, str]]:
+    key, hashed = generate_key()
+    path = folder / "keys.yaml"
+    path.write_text(f"keys:\n  - {{tenant: acme, sha256: '{hashed}'{extra}}}\n")
+    return Keys(path), {"authorization": f"Bearer {key}"}
+
+
+async def test_models_of_all_regions_are_listed_once(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        reply = await ask(e.app, method="GET", path="/v1/models")
+        assert reply.json["object"] == "list"
+        ids = [model["id"] for model in reply.json["data"]]
+        assert sorted(ids) == sorted({*BEHAVIOURS, "near-only"})
+        assert all(
+            set(model) == {"id", "object", "created", "owned_by"} and model["object"] == "model"
+            for model in reply.json["data"]
+        )
+        assert "near-1" not in reply.body.decode(), "models tell nothing of the nodes"
+
+
+async def test_one_model(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        assert (await ask(e.app, method="GET", path="/v1/models/ok")).json["id"] == "ok"
+        reply = await ask(e.app, method="GET", path="/v1/models/org/none")
+        assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+
+
+async def test_tenant_is_shown_what_its_regions_serve(tmp_path: Path) -> None:
+    keys, headers = key_file(tmp_path, ", regions: [far]")
+    async with edge(tmp_path, keys=keys) as e:
+        reply = await ask(e.app, method="GET", path="/v1/models", headers=headers)
+        ids = {model["id"] for model in reply.json["data"]}
+        assert "ok" in ids
+        assert "near-only" not in ids
+        assert (await ask(e.app, method="GET", path="/v1/models/near-only", headers=headers)).status == 404
+
+
+async def test_models_need_a_key_and_health_does_not(tmp_path: Path) -> None:
+    keys, headers = key_file(tmp_path)
+    async with edge(tmp_path, keys=keys) as e:
+        for path in ("/v1/models", "/v1/models/ok"):
+            reply = await ask(e.app, method="GET", path=path)
+            assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
+            assert (await ask(e.app, method="GET", path=path, headers=headers)).status == 200
+        for path in ("/healthz", "/readyz"):
+            assert (await ask(e.app, method="GET", path=path)).status == 200
+
+
+async def test_ready_is_when_a_node_is(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        assert (await ask(e.app, method="GET", path="/readyz")).status == 200
+        for node in e.fleet.nodes:
+            node.down("test")
+        reply = await ask(e.app, method="GET", path="/readyz")
+        assert (reply.status, reply.error["code"]) == (503, "not_ready")
+        assert reply.header(b"retry-after") == b"1"
+        assert (await ask(e.app, method="GET", path="/healthz")).status == 200, "alive, if of no use"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/", 404, "not_found"),
+        ("GET", "/v1/nothing", 404, "not_found"),
+        ("POST", "/v1/completions", 404, "not_found"),
+        ("POST", "/v1/chat/completions/", 404, "not_found"),
+        ("GET", "/healthz/", 404, "not_found"),
+        ("GET", "/metrics", 404, "not_found"),
+        ("GET", "/admin/status", 404, "not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("OPTIONS", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+    ],
+)
+async def test_what_is_not_there_is_told_in_form(
+    tmp_path: Path, method: str, path: str, status: int, code: str
+) -> None:
+    async with edge(tmp_path) as e:
+        reply = await ask(e.app, method=method, path=path)
+        assert (reply.status, reply.error["code"]) == (status, code)
+        assert reply.error["type"] == "invalid_request_error"
+        assert reply.header(b"x-request-id")
+        assert reply.header(b"access-control-allow-origin") is None
+        if status == 405:
+            assert reply.header(b"allow")
+
+
+async def test_fault_of_the_proxy_is_told_in_form_and_logged_without_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: object) -> None:
+        raise RuntimeError("prompt-that-must-not-be-logged")
+
+    async with edge(tmp_path) as e:
+        monkeypatch.setattr(type(e.fleet), "serving", fault)
+        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models/x"), ("GET", "/v1/models")):
+            monkeypatch.setattr(type(e.fleet), "models", property(fault))
+            reply = await ask(e.app, chat("ok"), method=method, path=path)
+            assert (reply.status, reply.error["code"]) == (500, "internal_error")
+        assert b"RuntimeError" in e.lines.text
+        assert b"prompt-that-must" not in e.lines.text
+
+
+async def test_admin_pages_carry_their_policy(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        for path in ("/", "/dashboard.js", "/dashboard.css"):
+            reply = await ask(e.admin, method="GET", path=path)
+            assert reply.status == 200
+            assert b"default-src 'none'" in (reply.header(b"content-security-policy") or b"")
+            assert reply.header(b"x-content-type-options") == b"nosniff"
+        assert (await ask(e.admin, method="GET", path="/__init__.py")).status == 404
+        assert (await ask(e.admin, method="POST", path="/v1/chat/completions")).status == 404
+
+
+async def test_status_tells_nodes_and_recent_requests(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        e.fleet.nodes[0].rtt.probe(0.040, 1.0)
+        e.fleet.nodes[1].down("no answer")
+        await ask(e.app, chat("ok", stream=True))
+        status = (await ask(e.admin, method="GET", path="/admin/status")).json
+        near, far = status["nodes"]
+        assert (near["name"], near["ready"], near["rtt_s"], near["in_flight"]) == ("near-1", True, 0.040, 0)
+        assert (far["name"], far["ready"], far["trouble"]) == ("far-1", False, "no answer")
+        (request,) = status["recent"]
+        assert request["first_token_s"] > 0
+        assert status["budget_ms"] == 150.0
+
+
+async def test_admin_is_for_loopback_or_an_admin_key(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        reply = await ask(e.admin, method="GET", path="/metrics", client="192.0.2.1")
+        assert (reply.status, reply.error["code"]) == (403, "forbidden")
+        reply = await ask(e.admin, method="GET", path="/metrics", headers={"host": "evil.example"})
+        assert reply.status == 421, "a page on this machine's browser must not read it"
+    for extra, status in (("", 403), (", admin: true", 200)):
+        keys, headers = key_file(tmp_path, extra)
+        async with edge(tmp_path, keys=keys) as e:
+            for path in ("/metrics", "/admin/status", "/"):
+                ask_from_afar = ask(e.admin, method="GET", path=path, client="192.0.2.1", headers=headers)
+                assert (await ask_from_afar).status == status
+            assert (await ask(e.admin, method="GET", path="/metrics", client="192.0.2.1")).status == 401
