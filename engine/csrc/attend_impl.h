@@ -13,30 +13,34 @@ using edge::kMaxGroup;
 using edge::kMaxQueries;
 using edge::kTileKeys;
 
-constexpr uint32_t kColumns = Vec::outer_vectors * Vec::width;
+// c[g][0..vectors) += sum over i < n of a[g][i] * b[i][0..vectors), i ascending.
+template <uint32_t group, uint32_t vectors>
+inline void accumulate_columns(const float* a, size_t a_stride, uint32_t n, const float* b, size_t b_stride, float* c,
+                               size_t c_stride) {
+    Vec acc[group][vectors];
+    for (uint32_t g = 0; g < group; ++g)
+        for (uint32_t j = 0; j < vectors; ++j) acc[g][j] = Vec::load(c + g * c_stride + j * Vec::width);
+    for (uint32_t i = 0; i < n; ++i) {
+        Vec in[vectors];
+        for (uint32_t j = 0; j < vectors; ++j) in[j] = Vec::load(b + i * b_stride + j * Vec::width);
+        for (uint32_t g = 0; g < group; ++g) {
+            const Vec scale = Vec::set(a[g * a_stride + i]);
+            for (uint32_t j = 0; j < vectors; ++j) acc[g][j] = fma(scale, in[j], acc[g][j]);
+        }
+    }
+    for (uint32_t g = 0; g < group; ++g)
+        for (uint32_t j = 0; j < vectors; ++j) acc[g][j].store(c + g * c_stride + j * Vec::width);
+}
 
-// c[g][0..cols) += sum over i < n of a[g][i] * b[i][0..cols), i ascending. cols is a multiple of 32.
+// The same over `cols` columns, a multiple of 16.
 template <uint32_t group>
 inline void accumulate(const float* a, size_t a_stride, uint32_t n, const float* b, size_t b_stride, float* c,
                        size_t c_stride, uint32_t cols) {
-    for (uint32_t column = 0; column < cols; column += kColumns) {
-        Vec acc[group][Vec::outer_vectors];
-        for (uint32_t g = 0; g < group; ++g)
-            for (uint32_t j = 0; j < Vec::outer_vectors; ++j)
-                acc[g][j] = Vec::load(c + g * c_stride + column + j * Vec::width);
-        for (uint32_t i = 0; i < n; ++i) {
-            Vec in[Vec::outer_vectors];
-            for (uint32_t j = 0; j < Vec::outer_vectors; ++j)
-                in[j] = Vec::load(b + i * b_stride + column + j * Vec::width);
-            for (uint32_t g = 0; g < group; ++g) {
-                const Vec scale = Vec::set(a[g * a_stride + i]);
-                for (uint32_t j = 0; j < Vec::outer_vectors; ++j) acc[g][j] = fma(scale, in[j], acc[g][j]);
-            }
-        }
-        for (uint32_t g = 0; g < group; ++g)
-            for (uint32_t j = 0; j < Vec::outer_vectors; ++j)
-                acc[g][j].store(c + g * c_stride + column + j * Vec::width);
-    }
+    uint32_t at = 0;
+    for (; at + Vec::outer_vectors * Vec::width <= cols; at += Vec::outer_vectors * Vec::width)
+        accumulate_columns<group, Vec::outer_vectors>(a, a_stride, n, b + at, b_stride, c + at, c_stride);
+    for (; at < cols; at += Vec::width)
+        accumulate_columns<group, 1>(a, a_stride, n, b + at, b_stride, c + at, c_stride);
 }
 
 struct Softmax {
@@ -71,7 +75,7 @@ template <uint32_t group>
 inline void attend_tile(const float* q, float* out, uint32_t head_dim, float scale, uint32_t n, const float* keys,
                         const float* values, float* scores, Softmax* state) {
     std::memset(scores, 0, group * kTileKeys * sizeof(float));
-    accumulate<group>(q, head_dim, head_dim, keys, kTileKeys, scores, kTileKeys, (n + 31) / 32 * 32);
+    accumulate<group>(q, head_dim, head_dim, keys, kTileKeys, scores, kTileKeys, (n + 15) / 16 * 16);
     for (uint32_t g = 0; g < group; ++g) {
         const Vec factor = Vec::set(weigh(scores + g * kTileKeys, n, scale, state[g]));
         for (uint32_t d = 0; d < head_dim; d += Vec::width)

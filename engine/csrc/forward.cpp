@@ -161,7 +161,7 @@ void Forward::rotate(float* heads, size_t stride) const {
 void Forward::store(uint32_t layer, uint32_t head, const float* heads, bool values) {
     const uint32_t dim = model_.config.head_dim;
     const size_t stride = 2 * model_.config.kv_dim();
-    uint16_t narrow[512];
+    uint16_t narrow[kMaxHeadDim];
     for (size_t token = 0; token < tokens_.size(); ++token) {
         const Token& at = tokens_[token];
         const uint32_t offset = at.position % kBlockTokens;

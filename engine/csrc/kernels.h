@@ -29,7 +29,7 @@ struct Attend {
     uint32_t queries;  // <= kMaxQueries
     uint32_t first;    // position of the first query
     uint32_t group;
-    uint32_t head_dim;       // a multiple of 32
+    uint32_t head_dim;       // a multiple of 16
     const uint16_t* kv;      // block 0 of this layer and KV head: K f16 [head_dim][16], then V f16 [16][head_dim]
     size_t block_stride;     // in f16 elements
     const uint32_t* blocks;  // the sequence's block table
@@ -55,7 +55,7 @@ struct Kernels {
     void (*dequantise)(const Matrix& weights, uint32_t row, float* out);  // out [cols]
     void (*rms_norm)(const float* x, const float* weight, uint32_t n, float eps, float* out);
     void (*silu_mul)(float* gate, const float* up, uint32_t n);  // gate = gate * sigmoid(gate) * up
-    void (*to_f16)(const float* x, uint16_t* out, uint32_t n);   // n a multiple of 32
+    void (*to_f16)(const float* x, uint16_t* out, uint32_t n);   // n a multiple of 16
     void (*attend)(const Attend& args);
     Peak (*peak)(const float* x, uint32_t n);
     // out[i] = exp((x[i] - peak) / temperature); returns their sum. Double throughout, the same bits on every ISA.

@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <unordered_map>
 
+#include "kernels.h"
+
 namespace edge {
 namespace {
 
@@ -22,7 +24,8 @@ const ModelConfig& checked(const ModelConfig& c) {
     check_range("ffn", c.ffn, 1u << 18, kBlockWeights);
     check_range("heads", c.heads, 1024);
     check_range("kv_heads", c.kv_heads, c.heads);
-    check_range("head_dim", c.head_dim, 512, kBlockWeights);
+    check_range("head_dim", c.head_dim, kMaxHeadDim, kBlockTokens);
+    check_range("heads * head_dim", c.q_dim(), 1u << 19, kBlockWeights);
     check_range("vocab", c.vocab, 1u << 22);
     if (c.heads % c.kv_heads != 0)
         refuse("heads (" + std::to_string(c.heads) + ") is not a multiple of kv_heads (" + std::to_string(c.kv_heads) +

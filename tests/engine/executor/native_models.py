@@ -1,0 +1,33 @@
+"""Small native executors over files made for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engine import _native
+from engine.executor.native import NativeExecutor
+from engine.model.arch import LlamaConfig, llama_config
+from engine.model.gguf import read
+from tests.engine.gguf_files import TINY, write_llama
+
+ISAS = _native.isas()
+SHAPES = {
+    "one head a group": LlamaConfig(1, 64, 96, 2, 2, 32, 512, 130, 10_000.0, 1e-5),
+    "three heads a group": LlamaConfig(2, 96, 160, 6, 2, 16, 512, 257, 100_000.0, 1e-5),
+    "five heads a group": LlamaConfig(2, 160, 64, 5, 1, 64, 512, 33, 10_000.0, 1e-6),
+    "wide heads": LlamaConfig(1, 64, 64, 4, 2, 80, 512, 64, 500_000.0, 1e-5),
+}
+
+
+def make_native(path: Path, **changes: Any) -> NativeExecutor:
+    gguf = read(path)
+    sizes: dict[str, Any] = {"threads": 2, "slots": 8, "blocks": 128, "context": 512, "step_tokens": 256}
+    return NativeExecutor(gguf, llama_config(gguf), **sizes | changes)
+
+
+def write_shape(folder: Path, shape: str, dtype: str = "Q4_1") -> Path:
+    return write_llama(folder / "shape.gguf", SHAPES[shape], dtype=dtype)
+
+
+__all__ = ["ISAS", "SHAPES", "TINY", "make_native", "write_shape"]
