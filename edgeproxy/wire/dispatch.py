@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import cast
@@ -28,7 +29,7 @@ class Dispatch(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._service.connections.add(self)
-        self._deadline = self._service.loop.time() + self._service.limits.first_byte_s
+        self._deadline = time.monotonic() + self._service.limits.first_byte_s
         tls = transport.get_extra_info("ssl_object")
         if self._service.draining:
             transport.close()

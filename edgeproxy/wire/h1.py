@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable
 from math import inf
@@ -67,13 +68,13 @@ class H1Connection(asyncio.Protocol):
         self._service.connections.add(self)
         self._client = _address(transport.get_extra_info("peername"))
         self._server = _address(transport.get_extra_info("sockname"))
-        self._deadline = self._service.loop.time() + self._limits.first_byte_s
+        self._deadline = time.monotonic() + self._limits.first_byte_s
 
     def data_received(self, data: bytes) -> None:
         if self._stopped:
             self._drop(len(data))
             return
-        self._read_at = self._service.loop.time()
+        self._read_at = time.monotonic()  # the loop's clock, but uvloop's own reading of it is whole milliseconds
         try:
             self._parser.feed(data)
         except StopReading:
@@ -153,7 +154,7 @@ class H1Connection(asyncio.Protocol):
     def body_taken(self) -> None:
         if self._read_paused:
             self._resume_reading()
-            self._deadline = self._service.loop.time() + self._limits.stalled_read_s
+            self._deadline = time.monotonic() + self._limits.stalled_read_s
 
     def is_last_request(self) -> bool:
         return (self._stopped or self._service.draining) and not self._queue and self._refusal is None
@@ -191,8 +192,8 @@ class H1Connection(asyncio.Protocol):
         self._transport.abort()
 
     def rtt(self) -> float | None:
-        """Seconds, as the kernel smooths it."""
-        info = transport_tcp_info(self._transport)
+        """Seconds, as the kernel smooths it; None once the connection is lost."""
+        info = transport_tcp_info(self._transport) if self in self._service.connections else None
         return info.rtt if info is not None else None
 
     # ---- the connection's own
@@ -210,7 +211,7 @@ class H1Connection(asyncio.Protocol):
         elif self._stopped or (self._service.draining and not self._receiving):
             self._close()
         elif not self._receiving:
-            self._deadline = self._service.loop.time() + self._limits.keep_alive_s
+            self._deadline = time.monotonic() + self._limits.keep_alive_s
 
     def _stop_reading(self, refusal: ApiError | None) -> None:
         """Read no further; `refusal` answers the request being read, in its turn."""
@@ -235,7 +236,7 @@ class H1Connection(asyncio.Protocol):
             self._transport.close()
             return
         self._lingering = True
-        self._deadline = self._service.loop.time() + self._limits.linger_s
+        self._deadline = time.monotonic() + self._limits.linger_s
         self._resume_reading()
         if self._transport.can_write_eof():
             self._transport.write_eof()

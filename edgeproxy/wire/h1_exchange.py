@@ -52,6 +52,7 @@ class Exchange:
         "_reader",
         "_service",
         "_status",
+        "_task",
         "answered",
         "complete",
         "gone",
@@ -79,6 +80,7 @@ class Exchange:
         self._body: list[bytes] = []
         self._delivered = False
         self._reader: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._status = 0
         self._headers: Iterable[tuple[bytes, bytes]] = ()
         self._framing: Framing | None = None
@@ -86,7 +88,7 @@ class Exchange:
     # ---- the connection's side
 
     def start(self) -> None:
-        task = self._service.loop.create_task(self._run())
+        self._task = task = self._service.loop.create_task(self._run())
         self._service.tasks.add(task)
         task.add_done_callback(self._service.tasks.discard)
 
@@ -101,10 +103,14 @@ class Exchange:
         self._wake()
 
     def lose(self) -> None:
-        """Nobody reads the answer any more: `receive` says so, `send` raises."""
+        """Nobody reads the answer any more: `receive` says so, `send` raises, and in the end the task is cancelled."""
+        if self.gone or self.answered:
+            return
         self.gone = True
         self._body.clear()
         self._wake()
+        if self._task is not None and not self._task.done():
+            self._service.loop.call_later(self._service.limits.cancel_grace_s, self._task.cancel)
 
     def refuse(self, error: ApiError) -> None:
         """The request turned out to be wrong, or ended, while the application ran: answer in its place."""

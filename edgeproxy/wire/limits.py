@@ -48,6 +48,8 @@ class Limits:
     """A request body of which no byte arrives for this long, while the application could take more: 408."""
     stalled_write_s: float = 30.0
     """A client that takes no byte of its response for this long is disconnected."""
+    cancel_grace_s: float = 5.0
+    """How long an application may go on after its client has left, before its task is cancelled."""
     keep_alive_s: float = 75.0
     """A connection without a request."""
     linger_s: float = 2.0

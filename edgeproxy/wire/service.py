@@ -25,7 +25,7 @@ class Connection(Protocol):
     """A live connection as its listener sees it, whatever it speaks."""
 
     def sweep(self, now: float) -> None:
-        """Called about once a second with loop time: close what has passed its deadline."""
+        """Called about once a second with `time.monotonic()`: close what has passed its deadline."""
 
     def drain(self) -> None:
         """Take no further request; close now if idle, else after the answers in progress."""

@@ -8,6 +8,7 @@ import functools
 import logging
 import socket
 import ssl as tls
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +58,7 @@ class TcpListener:
         self._loop = self._service.loop
         self._socket: socket.socket | None = None
         self._opening: set[asyncio.Task[None]] = set()
+        self._half_open = 0
         self._timer: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Future[None] | None = None
 
@@ -82,7 +84,7 @@ class TcpListener:
         return self._quota.total
 
     def sweep(self, now: float) -> None:
-        """Close what has passed its deadline at loop time `now`; runs by itself once a second."""
+        """Close what has passed its deadline at `now` (`time.monotonic()`); runs by itself once a second."""
         for connection in tuple(self._service.connections):
             connection.sweep(now)
 
@@ -160,7 +162,7 @@ class TcpListener:
             self._loop.add_reader(self._socket, self._accept)
 
     def _admit(self, sock: socket.socket, host: str) -> None:
-        full = self._ssl is not None and len(self._opening) >= self._limits.half_open
+        full = self._ssl is not None and self._half_open >= self._limits.half_open
         release = None if full else self._quota.admit(host)
         if release is None:
             self.counts["refused"] += 1
@@ -168,13 +170,13 @@ class TcpListener:
             return
         self.counts["accepted"] += 1
         sock.setblocking(False)
-        task = self._loop.create_task(self._open(sock, release))
+        task = self._loop.create_task(self._open(sock, functools.partial(self._lost, release)))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _open(self, sock: socket.socket, release: Callable[[], None]) -> None:
-        lost = functools.partial(self._lost, release)
+    async def _open(self, sock: socket.socket, lost: Callable[[], None]) -> None:
         timeouts = (self._limits.handshake_s, self._limits.close_s) if self._ssl is not None else (None, None)
+        self._half_open += 1
         try:
             await self._loop.connect_accepted_socket(
                 lambda: Dispatch(self._service, lost),
@@ -189,6 +191,8 @@ class TcpListener:
         except asyncio.CancelledError:
             lost()
             raise
+        finally:
+            self._half_open -= 1
 
     def _lost(self, release: Callable[[], None]) -> None:
         release()
@@ -199,7 +203,7 @@ class TcpListener:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(_SWEEP_S, self._tick)
-        self.sweep(self._loop.time())
+        self.sweep(time.monotonic())
 
     def _stop_accepting(self) -> None:
         if self._socket is not None:

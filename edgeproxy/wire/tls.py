@@ -71,8 +71,8 @@ def server_context(certificate: Path, key: Path, alpn: Sequence[str]) -> ssl.SSL
 def make_dev_certificate(folder: Path, now: datetime.datetime | None = None) -> DevCertificate:
     """The certificate in `folder`, made anew if there is none or its end is near. Processes may share a folder.
 
-    The CA's key is never written, so whoever trusts `ca` trusts this one certificate. A renewal therefore makes a new CA
-    in the same file. (Name constraints would say the same, but BoringSSL refuses those on addresses.)
+    The CA's key is never written, so whoever trusts `ca` trusts this one certificate. A renewal therefore makes a new
+    CA in the same file. (Name constraints would say the same, but BoringSSL refuses those on addresses.)
     """
     now = now or datetime.datetime.now(datetime.UTC)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,0 +1,109 @@
+"""Fixtures of the listeners: every TCP test runs on both event loops, and with and without TLS where it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from edgeproxy.config import Address
+from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.service import App
+from edgeproxy.wire.tcp import TcpListener
+from edgeproxy.wire.tls import DevCertificate, make_dev_certificate, server_context
+from tests.wire.raw import RawClient
+
+_ON_BOTH_LOOPS = ("test_tcp", "test_h1", "test_h2")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if item.path.name.startswith(_ON_BOTH_LOOPS):
+        return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> DevCertificate:
+    return make_dev_certificate(tmp_path_factory.mktemp("tls"))
+
+
+class Edge:
+    """A running listener and clients of it."""
+
+    def __init__(self, listener: TcpListener, trust: Path | None) -> None:
+        self.listener = listener
+        self.port = listener.port
+        self.tls = trust is not None
+        self._trust = trust
+        self._clients: list[RawClient] = []
+
+    def client_context(self, *alpn: str) -> ssl.SSLContext | None:
+        if self._trust is None:
+            return None
+        context = ssl.create_default_context(cafile=str(self._trust))
+        if alpn:
+            context.set_alpn_protocols(list(alpn))
+        return context
+
+    async def connect(self, *alpn: str) -> RawClient:
+        client = await RawClient.connect(self.port, self.client_context(*alpn))
+        self._clients.append(client)
+        return client
+
+    def later(self, seconds: float) -> None:
+        """Lets the listener's deadlines of the next `seconds` pass."""
+        self.listener.sweep(time.monotonic() + seconds)
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+        await self.listener.drain(0)
+
+
+Serve = Callable[..., Awaitable[Edge]]
+
+
+@pytest.fixture
+async def serve_plain() -> AsyncIterator[Serve]:
+    async with AsyncExitStack() as edges:
+        yield lambda app, limits=None, **options: _serve(edges, app, limits, None, **options)
+
+
+@pytest.fixture
+async def serve_tls(certificate: DevCertificate) -> AsyncIterator[Serve]:
+    async with AsyncExitStack() as edges:
+        yield lambda app, limits=None, **options: _serve(edges, app, limits, certificate, **options)
+
+
+@pytest.fixture(params=["plain", "tls"])
+def serve(request: pytest.FixtureRequest, serve_plain: Serve, serve_tls: Serve) -> Serve:
+    """`await serve(app, limits, alt_svc=, state=)` starts a listener; both it and its clients end with the test."""
+    return serve_plain if request.param == "plain" else serve_tls
+
+
+async def _serve(
+    edges: AsyncExitStack,
+    app: App,
+    limits: Limits | None,
+    certificate: DevCertificate | None,
+    *,
+    alt_svc: bytes | None = None,
+    state: dict[str, Any] | None = None,
+) -> Edge:
+    context = server_context(certificate.certificate, certificate.key, ["http/1.1"]) if certificate else None
+    listener = TcpListener(
+        app, limits or Limits(), ssl=context, alt_svc=lambda: alt_svc, state=state if state is not None else {}
+    )
+    await listener.start(Address("127.0.0.1", 0))
+    edge = Edge(listener, certificate.ca if certificate else None)
+    edges.push_async_callback(edge.close)
+    return edge
