@@ -205,9 +205,8 @@ class Session(Connection):
             request.lose()
 
     def sweep(self, now: float) -> None:
-        limits = self._service.limits
         for stream_id, since in list(self._opening.items()):
-            if now - since > limits.head_s:
+            if now - since > self._service.limits.head_s:
                 del self._opening[stream_id]
                 self.h3.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
                 self.wake()
@@ -215,8 +214,10 @@ class Session(Connection):
             request.sweep(now)
         if self.requests:
             self._ping(now)
-        elif now - self._idle_since > (limits.keep_alive_s if self._next_stream else limits.first_byte_s):
-            self.drain()
+        elif not (self._opening or self._leaving):
+            limits = self._service.limits
+            if now - self._idle_since > (limits.keep_alive_s if self._next_stream else limits.first_byte_s):
+                self.drain()
 
     def drain(self) -> None:
         """GOAWAY in two steps (RFC 9114 section 5.2): first a warning, then, once it has arrived, the last stream."""
@@ -290,14 +291,15 @@ class QuicListener:
 
     @property
     def connections(self) -> int:
-        return len(self._endpoint.connections) if self._endpoint is not None else 0
+        """Open connections, those in their handshake included."""
+        return len(self._endpoint.open) if self._endpoint is not None else 0
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new connection, let the requests in progress end, then close; after `timeout_s` close at once."""
         if self._endpoint is None or self._service is None:
             return
         self._endpoint.refusing = True
-        for connection in list(self._endpoint.connections):
+        for connection in list(self._endpoint.open):
             connection.drain()
         try:
             async with asyncio.timeout(timeout_s):

@@ -58,8 +58,8 @@ class Endpoint(asyncio.DatagramProtocol):
         self._retry = QuicRetryTokenHandler()
         self._transport: asyncio.DatagramTransport | None = None
         self._paused = False
-        self._open: dict[Connection, None] = {}
-        """Connections that are not closing yet."""
+        self.open: dict[Connection, None] = {}
+        """Those of `connections` that are not closing yet."""
         self._emptied = asyncio.Event()
 
     @property
@@ -192,7 +192,7 @@ class Endpoint(asyncio.DatagramProtocol):
             retry_source_connection_id=header.destination_cid if original else None,
         )
         connection = self._make(quic, self, address[0], now)
-        self.connections[connection] = self._open[connection] = self._handshaking[connection] = None
+        self.connections[connection] = self.open[connection] = self._handshaking[connection] = None
         self._releases[connection] = release
         self.route(header.destination_cid, connection)
         self.route(quic.host_cid, connection)
@@ -254,20 +254,20 @@ class Endpoint(asyncio.DatagramProtocol):
         if connection not in self.connections:
             return
         del self.connections[connection]
-        self._handshaking.pop(connection, None)
         self._releases.pop(connection)()
         for cid in list(connection.ids):
             self.unroute(cid, connection)
         connection.dispose()
 
     def ended(self, connection: Connection) -> None:
-        self._open.pop(connection, None)
-        if not self._open:
+        self.open.pop(connection, None)
+        self._handshaking.pop(connection, None)
+        if not self.open:
             self._emptied.set()
 
     async def empty(self) -> None:
         """Return when no connection is open, but for those in their closing period."""
-        while self._open:
+        while self.open:
             self._emptied.clear()
             await self._emptied.wait()
 

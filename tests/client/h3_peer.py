@@ -62,6 +62,8 @@ class Peer(asyncio.DatagramProtocol):
         self.refused = False
         """The socket says that nobody listens."""
         self.pongs: set[int] = set()
+        self.retried = False
+        """The server asked for proof of the address first."""
         self.deaf = False
         """Read nothing from the network any more."""
         self.h3: H3Connection | None = None
@@ -74,13 +76,15 @@ class Peer(asyncio.DatagramProtocol):
     @classmethod
     async def open(cls, port: int, ca: Path, *, wait: bool = True, **options: Any) -> Peer:
         """`options`: of QuicConfiguration. Raises ConnectionError where the connection is not taken."""
-        configuration = QuicConfiguration(is_client=True, alpn_protocols=["h3"], server_name="localhost", **options)
+        options = {"alpn_protocols": ["h3"], "server_name": "localhost", **options}
+        configuration = QuicConfiguration(is_client=True, **options)
         configuration.load_verify_locations(cafile=str(ca))
         peer = cls(configuration, ("127.0.0.1", port))
         await asyncio.get_running_loop().create_datagram_endpoint(lambda: peer, remote_addr=("127.0.0.1", port))
         if wait:
             await peer.until(lambda: peer._ready or peer.closed)
             if peer.closed:
+                peer.close()
                 raise ConnectionError(f"0x{peer.closed.error_code:x} {peer.closed.reason_phrase}")
         return peer
 
@@ -134,11 +138,11 @@ class Peer(asyncio.DatagramProtocol):
         return reply
 
     async def round_trip(self) -> None:
-        """Return when the server has taken everything sent so far."""
+        """Return when the server has taken everything sent so far, or is gone."""
         uid = len(self.pongs) + 1
         self.quic.send_ping(uid)
         self.flush()
-        await self.until(lambda: uid in self.pongs)
+        await self.until(lambda: uid in self.pongs or self.closed is not None)
 
     async def closing(self) -> ConnectionTerminated:
         return await self.until(lambda: self.closed)
@@ -164,6 +168,7 @@ class Peer(asyncio.DatagramProtocol):
         if self.deaf:
             return
         assert isinstance(data, bytes)
+        self.retried = self.retried or data[0] & 0xF0 == 0xF0  # RFC 9000 section 17.2.5
         self.quic.receive_datagram(data, self._address, now=time.monotonic())
         self._events()
         self.flush()

@@ -36,7 +36,7 @@ Client = Callable[[str, Path, bytes | None], Answer]
 def with_curl_cffi(url: str, ca: Path, body: bytes | None) -> Answer:
     """curl on BoringSSL and ngtcp2."""
     with requests.Session(http_version=CurlHttpVersion.V3ONLY, timeout=20) as session:
-        session.verify = str(ca)  # type: ignore[assignment]
+        session.verify = str(ca)
         response = session.get(url) if body is None else session.post(url, data=body)
         return Answer(response.status_code, response.http_version // 10, response.content)
 
