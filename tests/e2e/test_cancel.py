@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
-from contextlib import AbstractContextManager
-from types import TracebackType
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pycurl
 import pytest
-from curl_cffi import requests
 
 from tests.e2e.deployment import MODEL, Deployment, wait_until
 
@@ -24,70 +24,83 @@ def body(*, stream: bool, long_prompt: bool) -> bytes:
     return json.dumps(request).encode()
 
 
-class H1(AbstractContextManager["H1"]):
-    """A plain socket, so that leaving is just closing it."""
-
-    def __init__(self, deployment: Deployment, content: bytes) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", deployment.http), timeout=60)
+@contextmanager
+def http1(deployment: Deployment, content: bytes) -> Iterator[threading.Event]:
+    """A plain socket that leaves by closing. The event is set once bytes of the answer have come."""
+    arrived = threading.Event()
+    with socket.create_connection(("127.0.0.1", deployment.http), timeout=60) as sock:
         head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-        self.socket.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+        sock.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
 
-    def first_bytes(self) -> None:
-        assert self.socket.recv(100).startswith(b"HTTP/1.1 200")
+        def wait() -> None:
+            if sock.recv(12) == b"HTTP/1.1 200":
+                arrived.set()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.socket.close()
+        reader = threading.Thread(target=wait)
+        reader.start()
+        try:
+            yield arrived
+        finally:
+            sock.shutdown(socket.SHUT_RDWR)
+            reader.join()
 
 
-def status(deployment: Deployment) -> dict[str, Any]:
-    return deployment.node_status(deployment.near)
+@contextmanager
+def http3(deployment: Deployment, content: bytes) -> Iterator[threading.Event]:
+    """libcurl over QUIC, which leaves by giving up its transfer. The event is set once bytes have come."""
+    arrived, leave = threading.Event(), threading.Event()
+
+    def receive(data: bytes) -> int:
+        arrived.set()
+        return -1 if leave.is_set() else len(data)
+
+    def perform() -> None:
+        handle = pycurl.Curl()
+        handle.setopt(pycurl.URL, f"{deployment.tls_url}/chat/completions")
+        handle.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_3ONLY)
+        handle.setopt(pycurl.CAINFO, str(deployment.ca))
+        handle.setopt(pycurl.HTTPHEADER, ["content-type: application/json"])
+        handle.setopt(pycurl.POSTFIELDS, content)
+        handle.setopt(pycurl.WRITEFUNCTION, receive)
+        handle.setopt(pycurl.NOPROGRESS, False)
+        handle.setopt(pycurl.XFERINFOFUNCTION, lambda *_: int(leave.is_set()))
+        with pytest.raises(pycurl.error):
+            handle.perform()
+        handle.close()
+
+    transfer = threading.Thread(target=perform)
+    transfer.start()
+    try:
+        yield arrived
+    finally:
+        leave.set()
+        transfer.join()
 
 
-def assert_freed_within_two_steps(deployment: Deployment, before: dict[str, Any]) -> None:
-    wait_until(lambda: status(deployment)["aborts"] > before["aborts"], 20, deployment)
-    after = status(deployment)
+CLIENTS = {"h1": http1, "h3": http3}
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_leaving_frees_the_sequence(deployment: Deployment, protocol: str, stream: bool, phase: str) -> None:
+    def status() -> dict[str, Any]:
+        return deployment.node_status(deployment.near)
+
+    before = status()
+
+    def under_way() -> bool:
+        found = status()
+        steps: int = found["step_counter"] - before["step_counter"]
+        return found["running"] == 1 and steps > (0 if phase == "prefill" else 20)
+
+    with CLIENTS[protocol](deployment, body(stream=stream, long_prompt=phase == "prefill")) as arrived:
+        wait_until(under_way, 30, deployment)
+        if stream and phase == "decode":
+            assert arrived.wait(30)
+        else:
+            assert not arrived.is_set()
+    wait_until(lambda: status()["aborts"] > before["aborts"], 10, deployment)
+    after = status()
     assert after["running"] == 0
     assert after["abort_steps_max"] <= 2
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_over_http1(deployment: Deployment, stream: bool, phase: str) -> None:
-    before = status(deployment)
-    with H1(deployment, body(stream=stream, long_prompt=phase == "prefill")) as client:
-        if stream and phase == "decode":
-            client.first_bytes()
-        steps = before["step_counter"] + (1 if phase == "prefill" else 20)
-        wait_until(lambda: status(deployment)["running"] and status(deployment)["step_counter"] > steps, 20, deployment)
-    assert_freed_within_two_steps(deployment, before)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-async def test_over_http3(deployment: Deployment, stream: bool, phase: str) -> None:
-    before = status(deployment)
-    content = body(stream=stream, long_prompt=phase == "prefill")
-    steps = before["step_counter"] + (1 if phase == "prefill" else 20)
-    async with requests.AsyncSession(**deployment.http3()) as session:
-        request = asyncio.create_task(
-            session.post(
-                f"{deployment.tls_url}/chat/completions",
-                data=content,
-                headers={"content-type": "application/json"},
-                stream=stream,
-            )
-        )
-
-        def working() -> bool:
-            found = status(deployment)
-            return bool(found["running"]) and found["step_counter"] > steps
-
-        while not await asyncio.to_thread(working):
-            assert not request.done() or stream, "the answer came before it could be given up"
-        if request.done():
-            await request.result().aclose()
-        else:
-            request.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await request
-    await asyncio.to_thread(assert_freed_within_two_steps, deployment, before)
