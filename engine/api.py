@@ -153,35 +153,30 @@ class NodeApp:
         self._check_model(request.model)
         name = answer_id()
         answer = await self._node.chat().open(request, name)
-        parsed_s = self._clock() - exchange.arrived
         async with exchange.watched(answer.abort):
             try:
                 if request.stream:
-                    await self._stream(exchange, request, answer, name, parsed_s)
+                    await self._stream(exchange, request, answer, name)
                 else:
-                    await self._whole(exchange, request, answer, name, parsed_s)
+                    await self._whole(exchange, request, answer, name)
             finally:
                 answer.abort()
 
-    async def _whole(
-        self, exchange: Exchange, request: ChatRequest, answer: Answer, name: str, parsed_s: float
-    ) -> None:
+    async def _whole(self, exchange: Exchange, request: ChatRequest, answer: Answer, name: str) -> None:
         completion = Completion(name, created(), request.model, self._node.numerics)
         piece = await answer.next()
-        headers = (*JSON, *self._answer_headers(exchange, request, answer, parsed_s))
+        headers = (*JSON, *self._answer_headers(exchange, request, answer))
         text = piece.text
         while piece.finish is None:
             piece = await answer.next()
             text += piece.text
         await exchange.respond(200, completion.whole(text, piece.finish, answer.usage()), headers)
 
-    async def _stream(
-        self, exchange: Exchange, request: ChatRequest, answer: Answer, name: str, parsed_s: float
-    ) -> None:
+    async def _stream(self, exchange: Exchange, request: ChatRequest, answer: Answer, name: str) -> None:
         """Status and headers wait for the first piece, so that a refusal still has its own status."""
         stream = CompletionStream(name, created(), request.model, self._node.numerics, request.include_usage)
         piece = await answer.next()
-        await exchange.start(200, (*STREAM, *self._answer_headers(exchange, request, answer, parsed_s)))
+        await exchange.start(200, (*STREAM, *self._answer_headers(exchange, request, answer)))
         events = stream.role()
         while True:
             if piece.text:
@@ -200,13 +195,14 @@ class NodeApp:
             events += stream.usage(answer.usage())
         await exchange.write(events + stream.done(), more=False)
 
-    def _answer_headers(self, exchange: Exchange, request: ChatRequest, answer: Answer, parsed_s: float) -> Headers:
+    def _answer_headers(self, exchange: Exchange, request: ChatRequest, answer: Answer) -> Headers:
         ignored = ((b"x-edge-ignored", _names(request.ignored)),) if request.ignored else ()
         timing = answer.timing
         if timing is None:
             return ignored
-        first_s = self._clock() - exchange.arrived - parsed_s - timing.queue_s - timing.prefill_s
-        terms = {"parse": parsed_s, "queue": timing.queue_s, "prefill": timing.prefill_s, "first": max(0.0, first_s)}
+        parse_s = answer.submitted - exchange.arrived
+        first_s = max(0.0, self._clock() - answer.submitted - timing.queue_s - timing.prefill_s)
+        terms = {"parse": parse_s, "queue": timing.queue_s, "prefill": timing.prefill_s, "first": first_s}
         value = ", ".join(f"{term};dur={seconds * 1000:.3f}" for term, seconds in terms.items())
         return (*ignored, (TIMING_HEADER, value.encode()))
 

@@ -49,6 +49,8 @@ class Answer:
         self._prompt_tokens = prompt_tokens
         self._completion_tokens = 0
         self._cached = 0
+        self.submitted = generation.submitted
+        """When the engine got it: monotonic clock, seconds."""
         self.timing: Timing | None = None
         """Known from the first piece on."""
 
@@ -136,7 +138,7 @@ class Chat:
         return Sampling(
             temperature=request.temperature,
             top_p=max(request.top_p, LEAST_TOP_P),
-            top_k=request.top_k,
+            top_k=min(request.top_k, self._engine.limits.vocab),
             seed=(self._seeds() if request.seed is None else request.seed) % 2**64,
             stop_ids=() if request.ignore_eos else tuple(self._tokenizer.eos_ids),
         )

@@ -45,7 +45,9 @@ _Events = list[tuple[str, Delta | ApiError]]
 class Generation:
     """The deltas of one request, on the event loop's side."""
 
-    def __init__(self, abort: Callable[[], None]) -> None:
+    def __init__(self, submitted: float, abort: Callable[[], None]) -> None:
+        self.submitted = submitted
+        """Engine clock in seconds."""
         self._abort = abort
         self._arrived: deque[Delta | ApiError] = deque()
         self._wake = asyncio.Event()
@@ -141,9 +143,10 @@ class EngineLoop:
             raise ApiError(503, "The engine of this node has stopped: try another node.", code="engine_failed")
         if request.request_id in self._generations:
             raise ValueError(f"request id {request.request_id} is in use")
-        generation = Generation(lambda: self._mailbox.put(_Abort(request.request_id, self._load.step)))
+        now = self._clock()
+        generation = Generation(now, lambda: self._mailbox.put(_Abort(request.request_id, self._load.step)))
         self._generations[request.request_id] = generation
-        self._mailbox.put(_Add(request, self._clock()))
+        self._mailbox.put(_Add(request, now))
         return generation
 
     # The engine thread.

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 WARMUP_S = 120.0
 FAILED_DRAIN_S = 1.0
 """For the errors of a failed engine to reach their clients."""
+SWITCH_S = 0.0005
+"""How long the engine's thread waits for the interpreter while the event loop computes; Python's default is 5 ms."""
 KEEP_ALIVE_S = 3600
 """Proxies keep warm connections to their nodes."""
 
@@ -103,6 +106,7 @@ def serve(options: ServeOptions, opener: Opener = open_native) -> int:
     """Runs a node until a signal (0) or a failure of the engine (1). Raises StartError."""
     if options.token is None and not is_loopback(options.host):
         raise StartError(f"{options.host} can be reached from afar: set EDGEPROXY_NODE_TOKEN or bind 127.0.0.1")
+    sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(options, opener))
 
@@ -149,7 +153,7 @@ async def _serve(options: ServeOptions, opener: Opener) -> int:
 async def _opened(options: ServeOptions, opener: Opener) -> Opened:
     try:
         return await asyncio.to_thread(opener, options)
-    except (ValueError, OSError, MemoryError) as error:
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
         raise StartError(str(error)) from error
 
 

