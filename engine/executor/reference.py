@@ -10,6 +10,7 @@ import math
 import time
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +87,15 @@ class ReferenceExecutor(Executor):
         if state is None or state.logits is None:
             raise ValueError(f"slot {slot} has sampled nothing yet")
         return array("f", state.logits.numpy().tobytes())
+
+    def text_logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """The logits after every token of a text, [n, vocab]. Overwrites the pool's first blocks."""
+        blocks = tuple(range(-(-len(tokens) // BLOCK_TOKENS)))
+        with torch.inference_mode():
+            logits: npt.NDArray[np.float32] = self._model.head(
+                self._model.forward([(tuple(tokens), 0, blocks)])
+            ).numpy()
+        return logits
 
     def close(self) -> None:
         self._slots.clear()
