@@ -61,6 +61,9 @@ class Answer:
         self.ended = False
         self.status = 0
 
+    def is_ended(self) -> bool:
+        return self.ended
+
     def hold(self, seconds: float) -> None:
         """Commits to 200 after `seconds` without content, and comments from then on, so that nothing between the client
         and us takes the silence for death. Failover stays invisible; a failure is told in an event."""

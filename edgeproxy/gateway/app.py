@@ -105,7 +105,7 @@ class Gateway:
         request = await read_chat(fields, receive, self._limits.body_bytes)
         call.stream = request.stream
         call.model, decision = self._router.route(request.model, tenant, monotonic())
-        async with Watch(receive):
+        async with Watch(receive, answer.is_ended):
             if request.stream:
                 answer.hold(self._limits.hold_headers_s)
             headers = to_node(fields, call.request_id)

@@ -19,13 +19,15 @@ class ClientGone(Exception):
 class Watch:
     """A scope that its client's leaving cancels, and which then raises ClientGone.
 
-    To be entered when the body has been read: from then on `receive()` has only the disconnect to tell.
+    To be entered when the body has been read: from then on `receive()` has only the disconnect to tell. `answered`:
+    whether the last byte has been given to the listener, whose `http.disconnect` then means no more than that.
     """
 
-    __slots__ = ("_cancels", "_gone", "_receive", "_task", "_watcher")
+    __slots__ = ("_answered", "_cancels", "_gone", "_receive", "_task", "_watcher")
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, answered: Callable[[], bool]) -> None:
         self._receive = receive
+        self._answered = answered
         self._gone = False
 
     async def __aenter__(self) -> None:
@@ -49,5 +51,6 @@ class Watch:
                 pass
         except OSError:
             pass
-        self._gone = True
-        self._task.cancel()
+        if not self._answered():
+            self._gone = True
+            self._task.cancel()

@@ -34,6 +34,10 @@ class Exchange:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     body: bytes = b""
     ended: bool = False
+    waits: bool = False
+    """The application is waiting for the client to take something."""
+    disconnect_at_end: bool = False
+    """`receive` reports a disconnect as soon as the last message is given, as real listeners may."""
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def header(self, name: bytes) -> bytes | None:
@@ -74,7 +78,13 @@ class Exchange:
     async def take(self, message: Mapping[str, Any]) -> None:
         if self.gone.is_set():
             raise OSError("the client is gone")
-        await self.reading.wait()
+        if self.disconnect_at_end and message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.gone.set()
+        if not self.reading.is_set():
+            self.waits = True
+            await self.notify()
+            await self.reading.wait()
+            self.waits = False
         if message["type"] == "http.response.start":
             assert not self.status, "a second start"
             self.status = message["status"]
@@ -83,6 +93,9 @@ class Exchange:
             assert self.status and not self.ended, "a body before the start or after the end"
             self.body += message.get("body", b"")
             self.ended = not message.get("more_body", False)
+        await self.notify()
+
+    async def notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
@@ -136,11 +149,7 @@ def begin(
     exchange = Exchange(asyncio.ensure_future(run()), gone, asyncio.Event())
     exchange.reading.set()
 
-    async def wake(_: object) -> None:
-        async with exchange._changed:
-            exchange._changed.notify_all()
-
-    exchange.task.add_done_callback(lambda task: asyncio.ensure_future(wake(task)))
+    exchange.task.add_done_callback(lambda _: asyncio.ensure_future(exchange.notify()))
     started.set()
     return exchange
 

@@ -85,7 +85,7 @@ async def test_cancellation_from_outside_stays_one() -> None:
         return {}
 
     async def work() -> None:
-        async with Watch(never):
+        async with Watch(never, lambda: False):
             entered.set()
             await asyncio.Event().wait()
 
@@ -101,7 +101,7 @@ async def test_result_is_not_lost_to_a_watch_that_saw_nothing() -> None:
         await asyncio.Event().wait()
         return {}
 
-    async with Watch(never):
+    async with Watch(never, lambda: False):
         pass
     task = asyncio.current_task()
     assert task is not None
@@ -113,8 +113,32 @@ async def test_leaving_raises_client_gone_and_leaves_no_cancellation_behind() ->
         return {"type": "http.disconnect"}
 
     with pytest.raises(ClientGone):
-        async with Watch(receive):
+        async with Watch(receive, lambda: False):
             await asyncio.Event().wait()
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
+
+
+async def test_disconnect_that_only_tells_of_the_end_cancels_nothing() -> None:
+    """Listeners let `receive` return when the answer is complete, even while its last bytes are still being taken."""
+    taken = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async with Watch(receive, lambda: True):
+        asyncio.get_running_loop().call_later(0.01, taken.set)
+        await taken.wait()
+
+
+async def test_client_that_is_slow_to_take_the_last_bytes_has_not_left(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        exchange = begin(e.app, chat("ok"))
+        exchange.reading.clear()
+        exchange.disconnect_at_end = True
+        await e.near.until(lambda: e.near.seen == {"ok": 1})
+        await exchange.until(lambda x: x.waits)
+        exchange.reading.set()
+        assert (await exchange.done()).status == 200
+        assert not e.lines.requests[0]["client_gone"]
