@@ -33,6 +33,7 @@ class Deployment:
     far: int
     state: Path
     lines: list[str]
+    reader: threading.Thread
 
     @property
     def base_url(self) -> str:
@@ -124,8 +125,9 @@ regions:
         start_new_session=True,
     )
     lines: list[str] = []
-    threading.Thread(target=_collect, args=(process, lines), daemon=True).start()
-    deployment = Deployment(process, http, https, admin, near, far, state, lines)
+    reader = threading.Thread(target=_collect, args=(process, lines), daemon=True)
+    reader.start()
+    deployment = Deployment(process, http, https, admin, near, far, state, lines, reader)
     try:
         wait_until(lambda: both_ready(deployment), START_S, deployment)
     except BaseException:
@@ -149,12 +151,17 @@ def both_ready(deployment: Deployment) -> bool:
 
 
 def stop(deployment: Deployment) -> None:
-    deployment.process.send_signal(signal.SIGTERM)
+    """Ends the proxy, by force if need be, and with it all that it started."""
+    process = deployment.process
+    process.send_signal(signal.SIGTERM)
     try:
-        deployment.process.wait(10)
+        process.wait(10)
     except subprocess.TimeoutExpired:
-        os.killpg(deployment.process.pid, signal.SIGKILL)
-        deployment.process.wait()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    deployment.reader.join(10)
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, deployment: Deployment | None = None) -> None:
