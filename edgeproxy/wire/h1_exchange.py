@@ -88,9 +88,8 @@ class Exchange:
     # ---- the connection's side
 
     def start(self) -> None:
-        self._task = task = self._service.loop.create_task(self._run())
-        self._service.tasks.add(task)
-        task.add_done_callback(self._service.tasks.discard)
+        self._task = self._service.loop.create_task(self._run())
+        self._service.tasks.add(self._task)
 
     def body_arrived(self, data: bytes) -> None:
         self._body.append(data)
@@ -135,6 +134,9 @@ class Exchange:
             await self._service.app(self.scope, self.receive, self.send)
         except Exception as error:
             failure = error
+        finally:
+            assert self._task is not None
+            self._service.tasks.discard(self._task)
         if failure is not None and not (self.gone and isinstance(failure, OSError)):
             _log.error("the application failed on %r", self.scope["path"], exc_info=failure)
         elif failure is None and not self.answered and not self.gone:

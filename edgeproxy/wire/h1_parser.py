@@ -58,7 +58,7 @@ class RequestParser:
     def _reset(self) -> None:
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = 0
+        self._head_room = self._limits.head_bytes
         self._body_bytes = 0
         self._host: bytes | None = None
         self._framing = b""
@@ -97,14 +97,15 @@ class RequestParser:
             )
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value) + 4
         headers = self._headers
-        name = name.lower()
-        headers.append((name, value.rstrip(b" \t")))
-        if self._head_bytes > self._limits.head_bytes or len(headers) > self._limits.headers:
+        self._head_room -= len(name) + len(value) + 4
+        if self._head_room < 0 or len(headers) >= self._limits.headers:
             raise self._head_too_large()
-        if name in _INSPECTED and self._in_head:
-            self._inspect(name, headers[-1][1])
+        name = name.lower()
+        value = value.rstrip()  # llhttp lets no white space pass but blanks and tabs
+        headers.append((name, value))
+        if name in _INSPECTED:
+            self._inspect(name, value)
 
     def on_headers_complete(self) -> None:
         parser = self._parser
@@ -136,6 +137,8 @@ class RequestParser:
     # ---- checks
 
     def _inspect(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return
         if name == b"host":
             if self._host is not None:
                 raise invalid("The request has two Host header fields; send one (RFC 9112 section 3.2).")

@@ -83,7 +83,7 @@ def encode_head(
                 dated = True
             elif lower != b"alt-svc":
                 continue
-        lines.append(b"%b: %b" % (lower, value))
+        lines.append(lower + b": " + value)
     bodyless = head_request or status in (204, 304)
     if length is None and whole is not None and (whole or not bodyless):
         length = whole
