@@ -19,7 +19,7 @@ from edgeproxy.wire.tls import DevCertificate
 from tests.client.h3_edge import echo, read_body, reply, serving
 from tests.client.h3_peer import get, post
 
-BIG = bytes(range(256)) * 8192
+BIG = bytes(range(256)) * 2048
 HTTP_VERSION_3ONLY = 31
 
 
