@@ -20,8 +20,8 @@ MAX_OUTPUT_CHARS: Final = 16 << 20
 class ChatTemplate:
     """Renders messages as the model was trained to read them, with what transformers gives its templates.
 
-    The sandbox keeps a template from reaching anything but its arguments; the size of what it may write is bounded.
-    The time it may take is not.
+    The sandbox keeps a template from reaching anything but its arguments, and what it may write is bounded. The time
+    and the memory it takes on the way are not: run a template of unknown origin in a process that may be killed.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:

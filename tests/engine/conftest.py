@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from engine.executor.reference import ReferenceExecutor
 from engine.model.gguf import Gguf, read
 from engine.model.source import resolve
 from engine.text.template import ChatTemplate
@@ -35,14 +33,6 @@ def tokenizer(gguf: Gguf) -> Tokenizer:
 @pytest.fixture(scope="session")
 def chat_template(gguf: Gguf) -> ChatTemplate:
     return ChatTemplate.from_gguf(gguf)
-
-
-@pytest.fixture(scope="session")
-def reference(model_path: Path) -> Iterator[ReferenceExecutor]:
-    """The real model; tests share it and open their own slots."""
-    executor = ReferenceExecutor(model_path, slots=16, blocks=256)
-    yield executor
-    executor.close()
 
 
 @pytest.fixture(scope="session")
