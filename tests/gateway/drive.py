@@ -37,7 +37,8 @@ class Exchange:
     waits: bool = False
     """The application is waiting for the client to take something."""
     disconnect_at_end: bool = False
-    """`receive` reports a disconnect as soon as the last message is given, as real listeners may."""
+    """`receive` reports a disconnect as soon as the last message is given, which is then taken only once `reading` is
+    set again: what real listeners may do."""
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def header(self, name: bytes) -> bytes | None:
@@ -80,6 +81,7 @@ class Exchange:
             raise OSError("the client is gone")
         if self.disconnect_at_end and message["type"] == "http.response.body" and not message.get("more_body", False):
             self.gone.set()
+            self.reading.clear()
         if not self.reading.is_set():
             self.waits = True
             await self.notify()

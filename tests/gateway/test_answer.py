@@ -108,6 +108,28 @@ async def test_comments_go_on_until_content_and_stop_there() -> None:
     assert [message["type"] for message in client.messages].count("http.response.start") == 1
 
 
+async def test_content_waits_for_a_comment_that_is_being_sent() -> None:
+    taken: list[bytes] = []
+    sending, reading = asyncio.Event(), asyncio.Event()
+
+    async def send(message: Any) -> None:
+        if message.get("body") == COMMENT:
+            sending.set()
+            await reading.wait()
+        taken.append(message.get("body", b""))
+
+    answer = Answer(send, b"id", keep_alive_s=10)
+    answer.hold(0.0)
+    await sending.wait()
+    content = asyncio.ensure_future(answer.begin([], b"data: 1\n\n"))
+    for _ in range(10):  # turns of the loop in which it could push ahead
+        await asyncio.sleep(0)
+    assert taken == [b""]
+    reading.set()
+    await content
+    assert taken == [b"", COMMENT, b"data: 1\n\n"]
+
+
 async def test_error_of_several_lines_becomes_one_event() -> None:
     client = Client()
     answer = Answer(client.send, b"id", keep_alive_s=10)
