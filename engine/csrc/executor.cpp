@@ -134,19 +134,19 @@ void Executor::execute() {
             wait_change(submitted_, seen);
             seen = submitted_.load(std::memory_order_acquire);
         }
-        stopping_ = seen >> 1 == (done & ~0u >> 1);
+        if (seen >> 1 == (done & ~0u >> 1)) break;
         Job& job = ring_[done % kDepth];
-        if (!stopping_) {
-            job.started = monotonic();
-            forward_.prepare(job);
+        job.started = monotonic();
+        if (forward_.prepare(job)) {
+            team_.barrier();
+            forward_.run(0);
         }
-        team_.barrier();
-        if (stopping_) return;
-        forward_.run(0);
         job.ended = monotonic();
         completed_.fetch_add(1);
         completed_.notify_one();
     }
+    stopping_ = true;
+    team_.barrier();
 }
 
 void Executor::work(uint32_t member) {

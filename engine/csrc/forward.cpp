@@ -50,7 +50,7 @@ Forward::Forward(const Model& model, const Kernels& kernels, const Limits& limit
     draws_.reserve(most_draws);
 }
 
-void Forward::prepare(Job& job) {
+bool Forward::prepare(Job& job) {
     job_ = &job;
     tokens_.clear();
     units_.clear();
@@ -63,6 +63,7 @@ void Forward::prepare(Job& job) {
         place(job, row);
         if (row.sample) draws_.push_back({static_cast<uint32_t>(tokens_.size() - 1), row.start + row.count, i});
     }
+    return !tokens_.empty();
 }
 
 void Forward::place(const Job& job, const Job::Row& row) {
@@ -76,14 +77,15 @@ void Forward::place(const Job& job, const Job::Row& row) {
     }
 }
 
+// Past the last barrier member 0 may already prepare the next batch: nothing of this one may be read there.
 void Forward::run(uint32_t member) {
-    if (tokens_.empty()) return;
     float* scratch = scratch_.data() + member * scratch_each_;
+    const auto draws = static_cast<uint32_t>(draws_.size());
     team_.each(static_cast<uint32_t>(tokens_.size()), [&](uint32_t token) { embed(token); });
     for (uint32_t i = 0; i < model_.layers.size(); ++i) layer(i, scratch);
-    if (draws_.empty()) return;
+    if (draws == 0) return;
     head(scratch);
-    team_.each(static_cast<uint32_t>(draws_.size()), [&](uint32_t i) { draw(i, member); });
+    team_.each(draws, [&](uint32_t i) { draw(i, member); });
 }
 
 void Forward::embed(uint32_t token) {

@@ -19,8 +19,9 @@ class Forward {
     Forward(const Model& model, const Kernels& kernels, const Limits& limits, Team& team);
 
     // Lays the job's rows out as one batch of tokens; leaves out rows of finished slots. On one thread, before run.
-    void prepare(Job& job);
-    // Runs the prepared batch; every member of the team must call it.
+    // False if nothing is left to run.
+    bool prepare(Job& job);
+    // Runs the prepared batch, which is not empty; every member of the team must call it.
     void run(uint32_t member);
 
     const float* logits(uint32_t slot) const { return logits_.data() + size_t{slot} * model_.config.vocab; }
