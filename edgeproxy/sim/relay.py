@@ -44,10 +44,11 @@ class Relay:
         self._target = (host, port)
         self.one_way_s = delay_s / 2
         self.stalled = False
+        self.killed = False
         self._server: asyncio.Server | None = None
         self._address = ("127.0.0.1", 0)
         self.sides: set[_Side] = set()
-        self._connecting: set[asyncio.Task[None]] = set()
+        self.connecting: set[asyncio.Task[None]] = set()
 
     @property
     def port(self) -> int:
@@ -58,6 +59,7 @@ class Relay:
     ) -> None:
         """On the address given, or where it was before; port 0 takes a free one. Raises OSError."""
         loop = asyncio.get_running_loop()
+        self.killed = False
         if sock is not None:
             self._server = await loop.create_server(self._accept, sock=sock)
         else:
@@ -67,6 +69,7 @@ class Relay:
 
     def kill(self) -> None:
         """The region dies: every connection is reset at once and new ones are refused."""
+        self.killed = True
         self.close()
         for side in list(self.sides):
             side.reset()
@@ -92,8 +95,8 @@ class Relay:
         target = _Side(self, not_before=0.0)
         client.peer, target.peer = target, client
         task = loop.create_task(self._connect(target))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        self.connecting.add(task)
+        task.add_done_callback(self.connecting.discard)
         return client
 
     async def _connect(self, target: _Side) -> None:
@@ -125,6 +128,8 @@ class _Side(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._relay.sides.add(self)
+        if self._relay.killed:  # it was on its way when the region died
+            self.reset()
         self.peer.schedule()
 
     def data_received(self, data: bytes) -> None:

@@ -107,7 +107,7 @@ class Pool:
         for _ in range(count - len(self._idle)):
             if self._full():
                 return
-            self.released(await self._connect())
+            self._rest(await self._connect(), 0)  # below those that have served: these are a reserve
 
     def close(self) -> None:
         """Aborts everything at once; requests under way and in line raise UpstreamError."""
@@ -122,12 +122,7 @@ class Pool:
     # What connections report.
 
     def released(self, connection: Connection) -> None:
-        connection.pooled = True
-        if self._waiting:
-            self._waiting.popleft().set_result(connection)
-            return
-        connection.deadline = monotonic() + min(self._limits.idle_s, connection.idle_limit)
-        self._idle.append(connection)
+        self._rest(connection, len(self._idle))
 
     def lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -228,6 +223,15 @@ class Pool:
         if self._waiting and not self._full():
             self._promised += 1
             self._waiting.popleft().set_result(None)
+
+    def _rest(self, connection: Connection, place: int) -> None:
+        """To whoever waits, else among the idle, of which the last is taken first."""
+        connection.pooled = True
+        if self._waiting:
+            self._waiting.popleft().set_result(connection)
+            return
+        connection.deadline = monotonic() + min(self._limits.idle_s, connection.idle_limit)
+        self._idle.insert(place, connection)
 
     def _sweep(self) -> None:
         """Every `sweep_s`: one pass over all deadlines instead of a timer for each request."""

@@ -85,7 +85,7 @@ class Prober:
             if node.ready != told:
                 told = node.ready
                 self._changed(node)
-            await self._wait(node.alarm, self._pause(node, failures))
+            await self._wait(node.alarm, self.pause(node, failures))
 
     async def probe(self, node: Node, failures: int = 0) -> bool:
         """Probes once, records what was found, and says whether the node is fit. `failures`: probes failed so far."""
@@ -147,7 +147,8 @@ class Prober:
             return "it runs sequences but makes no step"
         return ""
 
-    def _pause(self, node: Node, failures: int) -> float:
+    def pause(self, node: Node, failures: int) -> float:
+        """Seconds until the next probe; `failures`: how many have failed in a row."""
         limits = self._limits
         if failures:
             seconds = min(limits.first_retry_s * 1.5 ** min(failures - 1, 16), limits.last_retry_s)

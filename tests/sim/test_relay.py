@@ -5,26 +5,14 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from time import monotonic
 
 import pytest
 
 from edgeproxy.sim import relay as relay_module
 from edgeproxy.sim.relay import Relay
-from tests.upstream.raw import Peer, RawServer, Script, raw_server, until
-
-
-@contextlib.asynccontextmanager
-async def distance(script: Script, delay_s: float) -> AsyncIterator[tuple[RawServer, Relay]]:
-    async with raw_server(script) as server:
-        relay = Relay("127.0.0.1", server.port, delay_s)
-        await relay.start("127.0.0.1", 0)
-        try:
-            yield server, relay
-        finally:
-            relay.kill()
-            await until(lambda: not relay.sides)
+from tests.sim.distance import distance
+from tests.upstream.raw import Peer, until
 
 
 async def echo(peer: Peer) -> None:
