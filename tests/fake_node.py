@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -374,6 +375,27 @@ async def crlf_and_comments(x: Exchange) -> None:
     await x.end()
 
 
+async def coded_stream(x: Exchange) -> None:
+    """A node that compresses although it was asked not to."""
+    await x.head(200, [*SSE, (b"content-encoding", b"gzip")])
+    await x.body(gzip.compress(STREAM))
+    await x.end()
+
+
+async def coded_cut(x: Exchange) -> None:
+    await x.head(200, [*SSE, (b"content-encoding", b"gzip")])
+    await x.body(gzip.compress(STREAM)[:40])
+
+
+async def huge_json(x: Exchange) -> None:
+    piece = b" " * 2**20
+    await x.head(200, JSON, 17 * len(piece) + len(ANSWER))
+    for _ in range(17):
+        await x.raw(piece)
+    await x.raw(ANSWER)
+    await x.end()
+
+
 async def hop_by_hop(x: Exchange) -> None:
     more = [
         (b"connection", b"keep-alive, retry-after"),
@@ -428,6 +450,9 @@ BEHAVIOURS: dict[str, Callable[[Exchange], Awaitable[None]]] = {
     "trickle-bytes": trickle_bytes,
     "no-done": no_done,
     "crlf-and-comments": crlf_and_comments,
+    "coded-stream": coded_stream,
+    "coded-cut": coded_cut,
+    "huge-json": huge_json,
     "hop-by-hop": hop_by_hop,
     "endless": endless,
 }

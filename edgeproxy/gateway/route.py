@@ -37,17 +37,19 @@ class Router:
 def in_turn(decision: Decision[Node]) -> Iterator[Node]:
     """The first choice, then the best of each region that has not been tried, then the rest: what fails a request is
     seldom one node's own, and a region that dies takes all its nodes along. Unfit nodes stay last."""
-    fit = decision.candidates[: decision.healthy]
-    tried: set[str] = set()
+    first = decision.candidates[0]
+    yield first  # seldom is there need of a second: nothing is worked out for it before
+    others, fit = decision.candidates[1:], max(decision.healthy - 1, 0)
+    tried = {first.region}
     later: list[Node] = []
-    for node in fit:
+    for node in others[:fit]:
         if node.region in tried:
             later.append(node)
         else:
             tried.add(node.region)
             yield node
     yield from later
-    yield from decision.candidates[decision.healthy :]
+    yield from others[fit:]
 
 
 def model_not_found() -> ApiError:

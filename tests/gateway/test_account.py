@@ -20,6 +20,7 @@ ENDLESS = {
     "nothing",
     "comments-only",
     "endless",
+    "coded-cut",
     "wait-then-500",
 }
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from pathlib import Path
 
 import orjson
 import pytest
 
 from edgeproxy.config import GatewayLimits
+from edgeproxy.upstream.h1 import UpstreamError
 from tests.fake_node import ANSWER, STREAM
 from tests.gateway.drive import Edge, Exchange, ask, begin, chat, edge
 
@@ -248,3 +250,28 @@ async def test_tokens_and_finish_are_accounted(tmp_path: Path) -> None:
         assert (plain["prompt_tokens"], plain["completion_tokens"], plain["finish"]) == (7, 3, "stop")
         assert streamed["finish"] == "stop"
         assert orjson.loads(ANSWER)["usage"]["prompt_tokens"] == 7
+
+
+async def test_coded_stream_passes_unread(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        reply = await ask(e.app, chat("coded-stream", stream=True))
+        assert reply.header(b"content-encoding") == b"gzip"
+        assert gzip.decompress(reply.body) == STREAM
+
+
+async def test_coded_stream_that_dies_is_cut_and_never_ended(tmp_path: Path) -> None:
+    """An event among bytes that we do not read would be garbage; a clean end would be a lie."""
+    async with edge(tmp_path) as e:
+        exchange = begin(e.app, chat("coded-cut", stream=True))
+        with pytest.raises(UpstreamError):
+            await exchange.done()
+        assert exchange.status == 200
+        assert not exchange.ended
+        assert e.in_flight == 0
+
+
+async def test_answer_too_large_to_hold_is_passed_on_as_it_comes(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        reply = await ask(e.app, chat("huge-json"))
+        assert (reply.status, len(reply.body)) == (200, 17 * 2**20 + len(ANSWER))
+        assert reply.body.endswith(ANSWER)
