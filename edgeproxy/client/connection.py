@@ -197,9 +197,11 @@ class Connection(asyncio.DatagramProtocol):
         self.transmit_soon()
 
     def error_received(self, error: Exception) -> None:
-        """Nobody listens there (ICMP); once connected, QUIC's own time-outs decide."""
+        """Nobody listens there (any more): the socket is connected, so the kernel has matched the ICMP message."""
         if not self.connected.done():
             self.connected.set_exception(error)
+        elif isinstance(error, ConnectionRefusedError):
+            self.close()
 
     def transmit_soon(self) -> None:
         """Send at the end of this turn of the event loop."""

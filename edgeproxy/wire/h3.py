@@ -165,7 +165,7 @@ class Session(Connection):
 
     def _answer(self, stream_id: int, error: ApiError, *, bodyless: bool = False) -> None:
         write_error(self.h3, stream_id, error, self._service.date(), bodyless=bodyless)
-        self._leaving.add(stream_id)
+        self._leave(stream_id)
 
     def _given_up(self, stream_id: int) -> None:
         """The peer takes back a request that it had not finished, or wants no (more) answer to."""
@@ -184,9 +184,12 @@ class Session(Connection):
 
     def finished(self, request: Request) -> None:
         del self.requests[request.stream_id]
-        self._leaving.add(request.stream_id)
-        self._idle_since = time.monotonic()
+        self._leave(request.stream_id)
         self.wake()
+
+    def _leave(self, stream_id: int) -> None:
+        self._leaving.add(stream_id)
+        self._idle_since = time.monotonic()
 
     # ---- the connection's life
 
@@ -214,10 +217,17 @@ class Session(Connection):
             request.sweep(now)
         if self.requests:
             self._ping(now)
-        elif not (self._opening or self._leaving):
-            limits = self._service.limits
-            if now - self._idle_since > (limits.keep_alive_s if self._next_stream else limits.first_byte_s):
-                self.drain()
+        else:
+            self._sweep_idle(now - self._idle_since)
+
+    def _sweep_idle(self, idle_s: float) -> None:
+        limits = self._service.limits
+        if self._leaving:
+            if idle_s > limits.stalled_write_s:
+                self.quic.close(error_code=ErrorCode.H3_NO_ERROR, reason_phrase="answers are not taken")
+                self.wake()
+        elif not self._opening and idle_s > (limits.keep_alive_s if self._next_stream else limits.first_byte_s):
+            self.drain()
 
     def drain(self) -> None:
         """GOAWAY in two steps (RFC 9114 section 5.2): first a warning, then, once it has arrived, the last stream."""

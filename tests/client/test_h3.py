@@ -9,13 +9,16 @@ from collections.abc import AsyncIterator
 import httpx
 import openai
 import pytest
+from aioquic.quic.configuration import QuicConfiguration
 
+from edgeproxy.client.connection import Connection, StreamFailed
 from edgeproxy.client.h3 import H3Transport
 from edgeproxy.wire.ingress import Scope, ingress
 from edgeproxy.wire.limits import KIB, Limits
 from edgeproxy.wire.service import Receive, Send
 from edgeproxy.wire.tls import DevCertificate, make_dev_certificate
 from tests.client.h3_edge import Edge, Probe, echo, read_body, reply, serving, soon
+from tests.client.h3_peer import post
 
 BIG = bytes(range(256)) * 4096
 
@@ -179,6 +182,20 @@ async def test_nobody_listening_is_a_connect_error() -> None:
     async with httpx.AsyncClient(transport=H3Transport(), timeout=20) as http:
         with pytest.raises(httpx.ConnectError):
             await http.get(f"https://127.0.0.1:{port}/")
+
+
+async def test_a_server_that_is_gone_fails_the_requests_on_its_connection(certificate: DevCertificate) -> None:
+    probe = Probe()
+    async with serving(probe.wait, certificate) as edge:
+        configuration = QuicConfiguration(is_client=True, alpn_protocols=["h3"], server_name="localhost")
+        configuration.load_verify_locations(cafile=str(edge.ca))
+        connection = await Connection.connect(configuration, ("127.0.0.1", edge.port))
+        exchange = connection.request(post(), end=True)
+        await soon(probe.started)
+        connection.error_received(ConnectionRefusedError())  # as a restarted server's kernel says it
+        with pytest.raises(StreamFailed):
+            await exchange.head()
+        assert not connection.usable
 
 
 async def test_a_server_that_does_not_answer_is_a_timeout(certificate: DevCertificate) -> None:

@@ -271,3 +271,20 @@ async def test_an_idle_connection_is_closed_gracefully(certificate: DevCertifica
         assert peer.closed is None
         edge.later(limits.keep_alive_s + 1)
         assert (await peer.closing()).error_code == ErrorCode.H3_NO_ERROR
+
+
+async def test_answers_that_are_not_taken_do_not_hold_a_connection_for_ever(certificate: DevCertificate) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await reply(send, bytes(20 * KIB))
+
+    limits = Limits()
+    async with serving(app, certificate, limits) as edge:
+        client = await unread_client(edge.port, edge.ca, 16 * KIB)
+        exchange = client.request(get(), end=True)
+        await exchange.head()
+        edge.later(limits.stalled_write_s - 1)
+        assert client.usable
+        edge.later(limits.stalled_write_s + 1)
+        with pytest.raises(StreamFailed, match="not taken"):
+            while await exchange.read():
+                pass
