@@ -76,8 +76,8 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
 
 async def _outcome(response: Response, call: Call, limits: GatewayLimits) -> Whole | Begun:
     status, kind = response.status, media_type(find(response.headers, b"content-type"))
+    call.terms = node_terms(find(response.headers, TIMING_HEADER))
     if status == 200:
-        call.terms = node_terms(find(response.headers, TIMING_HEADER))
         if kind == MEDIA_TYPE:
             return await _until_content(response, call, limits)
         return await _whole(response, call)

@@ -31,6 +31,8 @@ class Broken(Exception):
 
 
 class Relay:
+    """Between the nodes and one client: retries while nothing has been said, and no longer."""
+
     def __init__(self, limits: GatewayLimits, metrics: Metrics) -> None:
         self._limits = limits
         self._metrics = metrics

@@ -15,6 +15,8 @@ PATTERN_MODEL = "(pattern)"
 
 
 class Router:
+    """Asks the choice for a tenant's request. `rng` shares equal nodes out."""
+
     def __init__(self, fleet: Fleet, rng: Random) -> None:
         self._fleet = fleet
         self._rng = rng
