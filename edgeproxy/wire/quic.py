@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 SOCKET_BUFFER_BYTES = 4 * MIB
 _INTERNAL_ERROR = 0x102
+"""H3_INTERNAL_ERROR (RFC 9114 section 8.1)."""
 
 
 class Endpoint(asyncio.DatagramProtocol):
@@ -46,6 +47,8 @@ class Endpoint(asyncio.DatagramProtocol):
         self.loop = asyncio.get_running_loop()
         self.configuration = configuration
         self.connections: dict[Connection, None] = {}
+        self.open: dict[Connection, None] = {}
+        """Those of `connections` that are not closing yet."""
         self.refusing = False
         """Turn new connections away; those that exist go on."""
         self._limits = limits
@@ -58,8 +61,6 @@ class Endpoint(asyncio.DatagramProtocol):
         self._retry = QuicRetryTokenHandler()
         self._transport: asyncio.DatagramTransport | None = None
         self._paused = False
-        self.open: dict[Connection, None] = {}
-        """Those of `connections` that are not closing yet."""
         self._emptied = asyncio.Event()
 
     @property
