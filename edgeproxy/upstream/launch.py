@@ -101,23 +101,31 @@ class Launcher:
 
     async def _live(self, child: Child) -> str:
         """One life of a child, from start to end; cancelling stops it. Returns how it ended."""
+        start = asyncio.get_running_loop().create_task(self._start(child))
         try:
-            process = await asyncio.create_subprocess_exec(
-                *child.arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=self._environment,
-                pass_fds=child.fds,
-                start_new_session=True,
-            )
+            process = await asyncio.shield(start)
         except OSError as error:
             return f"could not be started: {error}"
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                await _stop(await start)  # half started is started
+            raise
         try:
             await self._forward(child, process)
             return _ending(await process.wait())
         finally:
             await _stop(process)
+
+    async def _start(self, child: Child) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *child.arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self._environment,
+            pass_fds=child.fds,
+            start_new_session=True,
+        )
 
     async def _forward(self, child: Child, process: asyncio.subprocess.Process) -> None:
         """The child's output, line by line, under its name; a line that never ends is cut."""

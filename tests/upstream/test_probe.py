@@ -102,13 +102,14 @@ async def test_foreign_nodes_are_asked_in_their_own_way_and_need_no_report(kind:
 
 async def test_the_time_that_the_node_says_it_spent_is_taken_off() -> None:
     found = []
-    for handling_s in (0.0, 0.030):
+    for handling_s in (0.0, 1000.0):  # far more than can have passed, so that no timing decides
         async with distance(always(answer(handling_s=handling_s)), 0.040) as (_, relay):
             node = node_at(relay.port)
             assert await probe(node)
-            found.append(node.rtt.minimum(0) or 0.0)
+            found.append(node.rtt.minimum(0))
+    assert found[0] is not None
     assert found[0] >= 0.039
-    assert 0.009 <= found[1] < found[0]
+    assert found[1] == 0.0
 
 
 async def test_through_a_relay_the_kernels_round_trip_is_not_believed() -> None:
