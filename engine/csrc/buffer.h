@@ -20,8 +20,7 @@ class Buffer {
     explicit Buffer(size_t count) : count_(count) {
         if (count == 0) return;
         if (count > (std::numeric_limits<size_t>::max() >> 1) / sizeof(T)) throw std::bad_alloc();
-        void* address =
-            ::mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* address = ::mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (address == MAP_FAILED) throw std::bad_alloc();
         ::madvise(address, bytes(), MADV_HUGEPAGE);
         data_ = static_cast<T*>(address);

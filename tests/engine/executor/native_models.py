@@ -15,8 +15,8 @@ ISAS = _native.isas()
 SHAPES = {
     "one head a group": LlamaConfig(1, 64, 96, 2, 2, 32, 512, 130, 10_000.0, 1e-5),
     "three heads a group": LlamaConfig(2, 96, 160, 6, 2, 16, 512, 257, 100_000.0, 1e-5),
-    "five heads a group": LlamaConfig(2, 160, 64, 5, 1, 64, 512, 33, 10_000.0, 1e-6),
-    "wide heads": LlamaConfig(1, 64, 64, 4, 2, 80, 512, 64, 500_000.0, 1e-5),
+    "five heads a group": LlamaConfig(2, 160, 64, 5, 1, 32, 512, 33, 10_000.0, 1e-6),
+    "wide heads": LlamaConfig(1, 320, 64, 4, 2, 80, 512, 64, 500_000.0, 1e-5),
 }
 
 
