@@ -12,54 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
-from dataclasses import dataclass
 from time import monotonic
-from typing import Literal, Protocol, cast
+from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-Phase = Literal["connect", "send", "head", "body"]
-Headers = list[tuple[bytes, bytes]]
+from edgeproxy.upstream.response import Phase, Response, ResponseLimits, StaleConnection, UpstreamError
+from edgeproxy.wire.rtt import transport_tcp_info
 
 HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade", b"te", b"trailer")
 )
 """RFC 9110 section 7.6.1: these speak of one connection and are never passed on."""
 
-# struct tcp_info: u32 fields follow eight bytes of flags.
-_TCP_INFO_BYTES = 256
-_LAST_ACK_AT, _RTT_AT = 56, 68
-_MAX_ACK_AGE_MS = 30_000
-
-
-class UpstreamError(Exception):
-    """A node failed us. `phase` tells how far the request came; the message names the node and the cause."""
-
-    def __init__(self, phase: Phase, node: str, cause: str) -> None:
-        self.phase: Phase = phase
-        self.node = node
-        self.cause = cause
-        self.message = f"node {node} failed ({phase}): {cause}"
-        super().__init__(self.message)
-
-
-class StaleConnection(UpstreamError):
-    """A connection from the pool died without one byte of a response: most likely it was closed while idle."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseLimits:
-    """What a node can make the proxy hold."""
-
-    head_bytes: int = 32 * 1024
-    """Of all header fields of a response, interim responses and trailers included."""
-    headers: int = 100
-    buffer_bytes: int = 256 * 1024
-    """Unread body at which the socket is paused; what one read of the socket brings may come on top."""
-    first_byte_s: float = 120.0
-    stall_s: float = 60.0
-    """Without a byte while the reader is willing."""
+_MAX_ACK_AGE_S = 30.0
+"""Older than that, the kernel's round trip says nothing of now."""
 
 
 class Owner(Protocol):
@@ -67,97 +34,6 @@ class Owner(Protocol):
 
     def released(self, connection: Connection) -> None: ...
     def lost(self, connection: Connection) -> None: ...
-
-
-class Response:
-    """An answer whose head has come. `close()` it always; `read()` until `b""` for the body."""
-
-    __slots__ = (
-        "_buffered",
-        "_chunks",
-        "_complete",
-        "_connection",
-        "_error",
-        "_waiter",
-        "first_byte_at",
-        "headers",
-        "reused",
-        "sent_at",
-        "status",
-    )
-
-    def __init__(self, connection: Connection, reused: bool) -> None:
-        self.status = 0
-        self.headers: Headers = []
-        """Names in lower case, in order; hop-by-hop fields are taken out."""
-        self.reused = reused
-        """False on a connection's first exchange: its time includes work that a warm one does not have."""
-        self.sent_at = monotonic()
-        """When the request was handed to the kernel. Event-loop time, but finer than uvloop's milliseconds."""
-        self.first_byte_at = 0.0
-        self._connection = connection
-        self._chunks: list[bytes] = []
-        self._buffered = 0
-        self._complete = False
-        self._error: UpstreamError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    async def read(self) -> bytes:
-        """The body bytes that have come since the last call, at least one; `b""` at the end. Raises UpstreamError.
-
-        Cancelling the caller aborts the connection at once.
-        """
-        while not self._chunks:
-            if self._complete:
-                return b""
-            if self._error is not None:
-                raise self._error
-            await self._wait()
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks.clear()
-        self._buffered = 0
-        self._connection.drained(self)
-        return data
-
-    def close(self) -> None:
-        """Free to call twice. Before the end of the body this aborts the connection, so that the node stops working."""
-        if not self._complete and self._error is None:
-            self._connection.fail("closed before the end of the response")
-
-    def tcp_rtt(self) -> float | None:
-        """The kernel's smoothed round trip of this connection in seconds; None where it has none that is fresh."""
-        return self._connection.tcp_rtt()
-
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        except asyncio.CancelledError:
-            self.close()
-            raise
-
-    async def _head(self) -> None:
-        while not self.status:
-            if self._error is not None:
-                raise self._error
-            await self._wait()
-
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _push(self, data: bytes) -> None:
-        self._chunks.append(data)
-        self._buffered += len(data)
-        self._wake()
-
-    def _end(self, error: UpstreamError | None) -> None:
-        self._complete = error is None
-        self._error = error
-        self._wake()
 
 
 class Connection(asyncio.Protocol):
@@ -226,7 +102,7 @@ class Connection(asyncio.Protocol):
         self._served += 1
         self._transport.write(request)
         self.deadline = response.sent_at + self._limits.first_byte_s
-        await response._head()
+        await response.head()
         return response
 
     @property
@@ -264,8 +140,8 @@ class Connection(asyncio.Protocol):
             self._owner.lost(self)
 
     def tcp_rtt(self) -> float | None:
-        found = None if self._closed or self._transport is None else self._transport.get_extra_info("socket")
-        return None if found is None else _tcp_rtt(found)
+        info = None if self._transport is None else transport_tcp_info(self._transport)
+        return info.rtt if info is not None and info.last_ack_recv <= _MAX_ACK_AGE_S else None
 
     # What the event loop calls.
 
@@ -298,11 +174,11 @@ class Connection(asyncio.Protocol):
         self.deadline = now + self._limits.stall_s
         self._overhead += len(data)
         cause = self._parse(data)
-        if response._complete:
+        if response.complete:
             self._finish(response)
         elif cause is not None:
             self.fail(cause)
-        elif response._buffered > self._limits.buffer_bytes and not self._paused:
+        elif response.buffered > self._limits.buffer_bytes and not self._paused:
             self._paused = True
             transport.pause_reading()
 
@@ -324,7 +200,7 @@ class Connection(asyncio.Protocol):
     # What the parser calls. An exception thrown here ends the parse; httptools keeps it as __context__.
 
     def on_message_begin(self) -> None:
-        if self._response is None or self._response._complete:
+        if self._response is None or self._response.complete:
             raise ValueError("a response that nobody asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -358,24 +234,24 @@ class Connection(asyncio.Protocol):
         response.status = status
         if self._head_only:
             self._keep_alive = self._parser.should_keep_alive()
-            response._end(None)
+            response.end(None)
         else:
-            response._wake()
+            response.wake()
 
     def on_body(self, data: bytes) -> None:
         response = self._response
-        if response is None or response._complete:
+        if response is None or response.complete:
             raise ValueError("a body where there can be none")
         self._overhead = 0
-        response._push(data)
+        response.push(data)
 
     def on_message_complete(self) -> None:
         response = self._response
         if self._interim:
             self._interim = False
-        elif response is not None and not response._complete:
+        elif response is not None and not response.complete:
             self._keep_alive = self._parser.should_keep_alive()
-            response._end(None)
+            response.end(None)
 
     # Parts.
 
@@ -427,8 +303,8 @@ class Connection(asyncio.Protocol):
 
     def _end_exchange(self, error: UpstreamError | None) -> None:
         response, self._response = self._response, None
-        if response is not None and not response._complete:
-            response._end(error)
+        if response is not None and not response.complete:
+            response.end(error)
 
     def _phase(self) -> Phase:
         if self._response is not None and self._response.status:
@@ -472,14 +348,3 @@ def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
-
-
-def _tcp_rtt(sock: socket.socket) -> float | None:
-    if not hasattr(socket, "TCP_INFO"):
-        return None
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    if len(info) < _RTT_AT + 4:
-        return None
-    (ack_age_ms,) = struct.unpack_from("=I", info, _LAST_ACK_AT)
-    (rtt_us,) = struct.unpack_from("=I", info, _RTT_AT)
-    return rtt_us / 1e6 if rtt_us and ack_age_ms <= _MAX_ACK_AGE_MS else None

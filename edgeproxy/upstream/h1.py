@@ -15,15 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 
-from edgeproxy.upstream.connection import (
-    HOP_BY_HOP,
-    Connection,
-    Response,
-    ResponseLimits,
-    StaleConnection,
-    UpstreamError,
-)
+from edgeproxy.upstream.connection import HOP_BY_HOP, Connection
 from edgeproxy.upstream.origin import Origin
+from edgeproxy.upstream.response import Response, ResponseLimits, StaleConnection, UpstreamError
 
 __all__ = ["Pool", "PoolLimits", "Response", "UpstreamError"]
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeproxy.routing.breaker import Breaker
@@ -106,6 +106,7 @@ def test_429_holds_off_without_opening() -> None:
     assert breaker.admits(17)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["ok", "bad", "probe", "start", "left"]), st.floats(0, 5)), max_size=80))
 def test_whatever_happens_it_admits_again_within_a_minute(steps: list[tuple[str, float]]) -> None:
     breaker, now = Breaker(), 0.0

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeproxy.routing.budget import Ledger, node_terms
@@ -37,11 +37,13 @@ def test_an_over_long_header_is_not_parsed() -> None:
     assert node_terms(b"queue;dur=1, " * 1000) == {}
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_header_raises(raw: bytes) -> None:
     assert all(0 <= seconds < 1e6 for seconds in node_terms(raw).values())
 
 
+@settings(deadline=None)
 @given(st.floats(0, 100), st.floats(0, 100))
 def test_what_is_written_can_be_read(queue: float, first: float) -> None:
     terms = node_terms(Ledger(queue=queue, first=first).server_timing())

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeproxy.routing.breaker import Breaker
@@ -103,6 +103,7 @@ def test_home_moves_only_for_ten_milliseconds_and_a_third() -> None:
         assert found.region == ("b" if moves else "a"), (old, new)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.040, 0.049), st.floats(0.040, 0.049)), min_size=1))
 def test_noise_between_near_equals_never_moves_home(rounds: list[tuple[float, float]]) -> None:
     found = home(a=0.040, b=0.049)
@@ -112,6 +113,7 @@ def test_noise_between_near_equals_never_moves_home(rounds: list[tuple[float, fl
         assert found.ranks == {"a": 0, "b": 1}
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("xyz"), st.booleans(), st.integers(0, 3)), min_size=1, max_size=9), st.randoms()
 )

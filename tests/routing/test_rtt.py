@@ -3,7 +3,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeproxy.routing.rtt import RttEstimator
@@ -55,6 +55,7 @@ def test_a_node_that_claims_more_time_than_passed_is_at_no_negative_distance() -
     assert (rtt.srtt, rtt.minimum(0)) == (0.0, 0.0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 40), st.floats(0, 1)), min_size=1, max_size=60))
 def test_the_minimum_is_that_of_the_window_to_ten_seconds(steps: list[tuple[float, float]]) -> None:
     rtt, now, samples = RttEstimator(), 0.0, []

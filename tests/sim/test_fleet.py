@@ -4,7 +4,7 @@ from itertools import groupby
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeproxy.sim.fleet import PROBE_S, Region, replay
@@ -36,6 +36,7 @@ def test_a_dead_nearest_region_moves_everything_to_the_next_and_back_again() -> 
     assert {one.reason for one in away if one.attempts == 1} == {"failover"}
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_home_does_not_flap_between_regions_whose_noise_overlaps(seed: int) -> None:
     regions = [Region("a", 0.040, noise_s=0.030), Region("b", 0.044, noise_s=0.030)]

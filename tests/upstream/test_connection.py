@@ -7,10 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeproxy.upstream.connection import Connection, Response, ResponseLimits, UpstreamError
+from edgeproxy.upstream.connection import Connection
+from edgeproxy.upstream.response import Response, ResponseLimits, UpstreamError
 
 
 class ListTransport(asyncio.Transport):
@@ -102,6 +103,7 @@ def answers(draw: st.DrawFn) -> tuple[bytes, bytes, bool]:
     return head + b"\r\n" + whole, whole, False
 
 
+@settings(deadline=None)
 @given(answers(), st.lists(st.integers(0, 400), max_size=12))
 def test_any_split_gives_the_same_answer(answer: tuple[bytes, bytes, bool], cuts: list[int]) -> None:
     wire, expected, reusable = answer
@@ -123,6 +125,7 @@ def test_any_split_gives_the_same_answer(answer: tuple[bytes, bytes, bool], cuts
     asyncio.run(run())
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.integers(1, 50))
 def test_no_bytes_a_node_may_send_raise_anything_but_an_upstream_error(junk: bytes, size: int) -> None:
     async def run() -> None:

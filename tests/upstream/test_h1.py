@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeproxy.upstream.connection import ResponseLimits
 from edgeproxy.upstream.h1 import Pool, PoolLimits, Response, UpstreamError
 from edgeproxy.upstream.origin import Origin
+from edgeproxy.upstream.response import ResponseLimits
 from tests.upstream.certificate import make_certificate
 from tests.upstream.raw import OK, Peer, always, raw_server, until
 

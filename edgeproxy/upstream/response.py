@@ -1,0 +1,143 @@
+"""The answer to one request: filled by its connection, read by whoever asked."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from time import monotonic
+from typing import Literal, Protocol
+
+Phase = Literal["connect", "send", "head", "body"]
+Headers = list[tuple[bytes, bytes]]
+
+
+class UpstreamError(Exception):
+    """A node failed us. `phase` tells how far the request came; the message names the node and the cause."""
+
+    def __init__(self, phase: Phase, node: str, cause: str) -> None:
+        self.phase: Phase = phase
+        self.node = node
+        self.cause = cause
+        self.message = f"node {node} failed ({phase}): {cause}"
+        super().__init__(self.message)
+
+
+class StaleConnection(UpstreamError):
+    """A connection from the pool died without one byte of a response: most likely it was closed while idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseLimits:
+    """What a node can make the proxy hold."""
+
+    head_bytes: int = 32 * 1024
+    """Of all header fields of a response, interim responses and trailers included."""
+    headers: int = 100
+    buffer_bytes: int = 256 * 1024
+    """Unread body at which the socket is paused; what one read of the socket brings may come on top."""
+    first_byte_s: float = 120.0
+    stall_s: float = 60.0
+    """Without a byte while the reader is willing."""
+
+
+class Exchange(Protocol):
+    """The connection, as its response sees it."""
+
+    def drained(self, response: Response) -> None: ...
+    def fail(self, cause: str) -> None: ...
+    def tcp_rtt(self) -> float | None: ...
+
+
+class Response:
+    """An answer whose head has come. `close()` it always; `read()` until `b""` for the body."""
+
+    __slots__ = (
+        "_chunks",
+        "_connection",
+        "_error",
+        "_waiter",
+        "buffered",
+        "complete",
+        "first_byte_at",
+        "headers",
+        "reused",
+        "sent_at",
+        "status",
+    )
+
+    def __init__(self, connection: Exchange, reused: bool) -> None:
+        self.status = 0
+        self.headers: Headers = []
+        """Names in lower case, in order; hop-by-hop fields are taken out."""
+        self.reused = reused
+        """False on a connection's first exchange: its time includes work that a warm one does not have."""
+        self.sent_at = monotonic()
+        """When the request was handed to the kernel. Event-loop time, but finer than uvloop's milliseconds."""
+        self.first_byte_at = 0.0
+        self._connection = connection
+        self._chunks: list[bytes] = []
+        self.buffered = 0
+        """Bytes of the body that have come and were not read."""
+        self.complete = False
+        """The body has come to its end, read or not."""
+        self._error: UpstreamError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def read(self) -> bytes:
+        """The body bytes that have come since the last call, at least one; `b""` at the end. Raises UpstreamError.
+
+        Cancelling the caller aborts the connection at once.
+        """
+        while not self._chunks:
+            if self.complete:
+                return b""
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self.buffered = 0
+        self._connection.drained(self)
+        return data
+
+    def close(self) -> None:
+        """Free to call twice. Before the end of the body this aborts the connection, so that the node stops working."""
+        if not self.complete and self._error is None:
+            self._connection.fail("closed before the end of the response")
+
+    def tcp_rtt(self) -> float | None:
+        """The kernel's smoothed round trip of this connection in seconds; None where it has none that is fresh."""
+        return self._connection.tcp_rtt()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    # What the connection calls.
+
+    async def head(self) -> None:
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+
+    def wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def push(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self.buffered += len(data)
+        self.wake()
+
+    def end(self, error: UpstreamError | None) -> None:
+        self.complete = error is None
+        self._error = error
+        self.wake()
