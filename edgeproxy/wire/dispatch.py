@@ -9,10 +9,14 @@ from math import inf
 from typing import cast
 
 from edgeproxy.wire.h1 import H1Connection
+from edgeproxy.wire.h2 import H2Connection
 from edgeproxy.wire.service import Service
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-PROTOCOLS: Mapping[str, Callable[[Service, Callable[[], None]], asyncio.Protocol]] = {"http/1.1": H1Connection}
+PROTOCOLS: Mapping[str, Callable[[Service, Callable[[], None]], asyncio.Protocol]] = {
+    "h2": H2Connection,
+    "http/1.1": H1Connection,
+}
 """ALPN identifier -> connection, best first. A preface without an entry for `h2` is answered 505 by HTTP/1.1."""
 
 

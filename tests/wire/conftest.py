@@ -14,10 +14,12 @@ import pytest
 import uvloop
 
 from edgeproxy.config import Address
+from edgeproxy.wire.dispatch import PROTOCOLS
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import App
 from edgeproxy.wire.tcp import TcpListener
 from edgeproxy.wire.tls import DevCertificate, make_dev_certificate, server_context
+from tests.wire.h2_client import H2Client
 from tests.wire.raw import RawClient
 
 _ON_BOTH_LOOPS = ("test_tcp", "test_h1", "test_h2")
@@ -43,19 +45,25 @@ class Edge:
         self.listener = listener
         self.port = listener.port
         self.tls = trust is not None
-        self._trust = trust
-        self._clients: list[RawClient] = []
+        self.trust = trust
+        self._clients: list[RawClient | H2Client] = []
 
     def client_context(self, *alpn: str) -> ssl.SSLContext | None:
-        if self._trust is None:
+        if self.trust is None:
             return None
-        context = ssl.create_default_context(cafile=str(self._trust))
+        context = ssl.create_default_context(cafile=str(self.trust))
         if alpn:
             context.set_alpn_protocols(list(alpn))
         return context
 
     async def connect(self, *alpn: str) -> RawClient:
         client = await RawClient.connect(self.port, self.client_context(*alpn))
+        self._clients.append(client)
+        return client
+
+    async def connect_h2(self, window: int | None = None) -> H2Client:
+        """By ALPN over TLS, by prior knowledge on a plain port. `window`: the client's, per stream."""
+        client = await H2Client.connect(self.port, self.client_context("h2"), window)
         self._clients.append(client)
         return client
 
@@ -99,7 +107,7 @@ async def _serve(
     alt_svc: bytes | None = None,
     state: dict[str, Any] | None = None,
 ) -> Edge:
-    context = server_context(certificate.certificate, certificate.key, ["http/1.1"]) if certificate else None
+    context = server_context(certificate.certificate, certificate.key, tuple(PROTOCOLS)) if certificate else None
     listener = TcpListener(
         app, limits or Limits(), ssl=context, alt_svc=lambda: alt_svc, state=state if state is not None else {}
     )

@@ -253,3 +253,13 @@ def test_a_body_is_limited_by_its_announced_and_by_its_real_length() -> None:
 def test_limits_hold_for_each_request_alone() -> None:
     request = post(b"X: " + b"a" * 500, b"Content-Length: 30", body=b"b" * 30)
     assert len(parse(request * 20).heads) == 20
+
+
+@given(st.lists(st.one_of(st.binary(max_size=20), st.sampled_from(STREAM.splitlines(keepends=True))), max_size=30))
+def test_whatever_arrives_is_requests_or_a_refusal(parts: list[bytes]) -> None:
+    try:
+        requests = parse(*parts)
+    except ApiError as error:
+        assert error.status in (400, 413, 414, 431, 501, 505)
+    else:
+        assert all(sum(len(n) + len(v) for n, v in head.headers) <= LIMITS.head_bytes for head in requests.heads)

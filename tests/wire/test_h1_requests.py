@@ -289,7 +289,7 @@ async def test_wire_errors_are_openai_shaped_and_close(serve: Serve) -> None:
         (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"a" * 600 + b"\r\n\r\n", 431),
         (b"GET / HTTP/3.0\r\nHost: h\r\n\r\n", 505),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+        (b"PRI * HTTP/2.1\r\n\r\nSM\r\n\r\n", 505),
     ):
         client = await edge.connect()
         await client.send(request)

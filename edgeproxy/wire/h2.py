@@ -1,0 +1,330 @@
+"""An HTTP/2 connection (RFC 9113): streams and their windows on the sans-I/O `h2`, floods, deadlines, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from math import inf
+from typing import cast
+
+from h2.errors import ErrorCodes
+from h2.events import (
+    DataReceived,
+    Event,
+    PingReceived,
+    PriorityUpdated,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError
+
+from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.wire.allowance import Allowance
+from edgeproxy.wire.h2_internals import LAST_OF_ALL, ClientGoesAway, ServerH2
+from edgeproxy.wire.h2_stream import Stream, body_too_large
+from edgeproxy.wire.h3_head import Headers, MalformedRequest, RequestHead, parse_request
+from edgeproxy.wire.ingress import SCOPE_KEY, Ingress, Scope
+from edgeproxy.wire.rtt import transport_tcp_info
+from edgeproxy.wire.service import Service
+from edgeproxy.wire.stall import StallWatch
+
+_CONTROL_BURST, _CONTROL_PER_S = 1000, 100.0
+"""PING, SETTINGS, PRIORITY and empty DATA frames: each costs an answer or work, and no window bounds them."""
+_GOAWAY_GAP_S = 0.2
+"""Between the two GOAWAYs of a drain, for requests on their way (RFC 9113 section 6.8)."""
+_FLUSH_BYTES = 65536
+
+
+class H2Connection(asyncio.Protocol):
+    """`h2` parses a whole read before its events are seen, so a stream may have ended by the time of its event:
+    whatever is written to it then is dropped, as it would be on the wire."""
+
+    def __init__(self, service: Service, lost: Callable[[], None]) -> None:
+        self._service = service
+        self._limits = service.limits
+        self._lost = lost
+        self._h2 = ServerH2(service.limits)
+        self._transport: asyncio.Transport
+        self._stall: StallWatch
+        self._client: tuple[str, int] | None = None
+        self._server: tuple[str, int] | None = None
+        self._streams: dict[int, Stream] = {}
+        """From the head of the request until the application has returned and the stream has ended."""
+        self._write_paused = False
+        self._unflushed = 0
+        self._flushing = False
+        self._closing = False
+        """Nothing is read any more."""
+        self._goes_away = False
+        """No stream is opened any more; closes after the last one."""
+        self._read_at = time.monotonic()
+        self._deadline = inf
+        self._resets = Allowance(self._limits.resets_burst, self._limits.resets_per_s, self._read_at)
+        self._control = Allowance(_CONTROL_BURST, _CONTROL_PER_S, self._read_at)
+
+    # ---- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._limits.unsent_bytes)
+        self._stall = StallWatch(self._transport, self._limits.stalled_write_s)
+        self._service.connections.add(self)
+        self._client = _address(transport.get_extra_info("peername"))
+        self._server = _address(transport.get_extra_info("sockname"))
+        self._deadline = time.monotonic() + self._limits.first_byte_s
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        self._read_at = time.monotonic()
+        try:
+            events = self._h2.receive_data(data)
+        except ProtocolError:
+            self._close()  # h2 has written the GOAWAY that says why
+            return
+        for event in events:
+            self._handle(event)
+            if self._closing:
+                return
+        if self._h2.frame_too_large:
+            self._fail(ErrorCodes.FRAME_SIZE_ERROR)
+        self._flush_soon()
+
+    def eof_received(self) -> None:
+        self._lose_all()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose_all()
+        self._service.connections.discard(self)
+        self._lost()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._wake()
+
+    # ---- events
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, RequestReceived):
+            self._open(event)
+        elif isinstance(event, DataReceived):
+            self._data(event)
+        elif isinstance(event, StreamEnded):
+            if (stream := self._streams.get(event.stream_id)) is not None:
+                stream.finished()
+        elif isinstance(event, StreamReset):
+            self._reset_received(event.stream_id)
+        elif isinstance(event, WindowUpdated):
+            if event.stream_id:
+                self._wake(event.stream_id)
+            else:
+                self._wake()
+        elif isinstance(event, ClientGoesAway):
+            self._goes_away = True
+            self._close_if_done()
+        elif isinstance(event, RemoteSettingsChanged | PingReceived | PriorityUpdated):
+            self._spend_control()
+            self._wake()
+
+    def _open(self, event: RequestReceived) -> None:
+        stream_id, limits = event.stream_id, self._limits
+        self._deadline = inf
+        if self._goes_away or len(self._streams) >= limits.streams_per_connection:
+            self.reset(stream_id, ErrorCodes.REFUSED_STREAM)
+            self._idle()
+            return
+        try:
+            head = parse_request(_with_authority(event.headers))
+        except MalformedRequest:
+            self.reset(stream_id, ErrorCodes.PROTOCOL_ERROR)
+            self._idle()
+            return
+        stream = Stream(self._service, self, stream_id, head, self._scope(head))
+        self._streams[stream_id] = stream
+        if len(event.headers) > limits.headers:
+            message = f"The request has more than {limits.headers} header fields; send fewer."
+            stream.refuse(ApiError(431, message, "headers_too_large"))
+        elif head.content_length is not None and head.content_length > limits.body_bytes:
+            stream.refuse(body_too_large(limits.body_bytes))
+        else:
+            stream.start()
+
+    def _data(self, event: DataReceived) -> None:
+        size = event.flow_controlled_length
+        if not event.data and event.stream_ended is None:
+            self._spend_control()
+        stream = self._streams.get(event.stream_id)
+        if stream is None:
+            self.taken(event.stream_id, size)
+        else:
+            stream.arrived(event.data, size)
+
+    def _reset_received(self, stream_id: int) -> None:
+        """A reset of an unfinished request is charged whoever caused it (CVE-2023-44487, CVE-2025-8671)."""
+        stream = self._streams.get(stream_id)
+        if (stream is None or not stream.answered) and not self._resets.take(self._read_at):
+            self._fail(ErrorCodes.ENHANCE_YOUR_CALM)
+        elif stream is not None:
+            stream.lose()
+
+    def _spend_control(self) -> None:
+        if not self._control.take(self._read_at):
+            self._fail(ErrorCodes.ENHANCE_YOUR_CALM)
+
+    # ---- the streams' side
+
+    def write_head(self, stream_id: int, fields: Headers, *, end: bool) -> None:
+        self._try(lambda: self._h2.send_headers(stream_id, fields, end_stream=end))
+
+    def write_data(self, stream_id: int, data: bytes, *, end: bool) -> None:
+        self._try(lambda: self._h2.send_data(stream_id, data, end_stream=end))
+        self._unflushed += len(data)
+        if self._unflushed >= _FLUSH_BYTES:
+            self._flush()
+
+    def room(self, stream_id: int) -> int:
+        if self._write_paused:
+            return 0
+        try:
+            return min(self._h2.local_flow_control_window(stream_id), self._h2.max_outbound_frame_size)
+        except ProtocolError:
+            return 0
+
+    def taken(self, stream_id: int, size: int) -> None:
+        if size:
+            self._try(lambda: self._h2.acknowledge_received_data(size, stream_id))
+
+    def reset(self, stream_id: int, code: ErrorCodes) -> None:
+        self._try(lambda: self._h2.reset_stream(stream_id, code))
+
+    def nudge(self) -> None:
+        self._try(lambda: self._h2.ping(bytes(8)))
+
+    def settled(self, stream: Stream) -> None:
+        if stream.over and self._streams.get(stream.id) is stream:
+            del self._streams[stream.id]
+            self._idle()
+
+    def _try(self, action: Callable[[], None]) -> None:
+        if self._closing:
+            return
+        try:
+            action()
+        except ProtocolError:
+            return  # the stream ended in a frame whose event is still to come
+        self._flush_soon()
+
+    # ---- the listener's side
+
+    def sweep(self, now: float) -> None:
+        for stream in tuple(self._streams.values()):
+            stream.sweep(now)
+        if self._stall.stalled(now):
+            self.abort()
+        elif now >= self._deadline:
+            self._close()
+
+    def drain(self) -> None:
+        if self._goes_away or self._closing:
+            return
+        if self._streams:
+            self._announce(LAST_OF_ALL)
+            self._service.loop.call_later(_GOAWAY_GAP_S, self._go_away)
+        else:
+            self._go_away()
+
+    def abort(self) -> None:
+        self._lose_all()
+        self._transport.abort()
+
+    def rtt(self) -> float | None:
+        """Seconds, as the kernel smooths it; None once the connection is lost."""
+        info = transport_tcp_info(self._transport) if self in self._service.connections else None
+        return info.rtt if info is not None else None
+
+    # ---- the connection's own
+
+    def _go_away(self) -> None:
+        """Streams that come from now on are refused, which tells their client that it can send them again."""
+        if self._closing:
+            return
+        self._goes_away = True
+        self._announce(self._h2.highest_inbound_stream_id)
+        self._close_if_done()
+
+    def _announce(self, last_stream_id: int) -> None:
+        self._flush()
+        self._transport.write(self._h2.goaway(last_stream_id))
+
+    def _idle(self) -> None:
+        if not self._streams and not self._closing:
+            self._deadline = time.monotonic() + self._limits.keep_alive_s
+            self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._goes_away and not self._streams:
+            self._close()
+
+    def _fail(self, code: ErrorCodes) -> None:
+        if not self._closing:
+            self._h2.close_connection(code)
+            self._close()
+
+    def _close(self) -> None:
+        if not self._closing:
+            self._flush()
+            self._lose_all()
+            self._transport.close()
+
+    def _lose_all(self) -> None:
+        self._closing = True
+        self._deadline = inf
+        for stream in tuple(self._streams.values()):
+            stream.lose()
+
+    def _wake(self, stream_id: int | None = None) -> None:
+        for stream in tuple(self._streams.values()):
+            if stream_id is None or stream.id == stream_id:
+                stream.writable()
+
+    def _flush_soon(self) -> None:
+        """Frames of one turn of the loop leave in one write."""
+        if not self._flushing:
+            self._flushing = True
+            self._service.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self._unflushed = 0
+        data = self._h2.data_to_send()
+        if data and not self._closing:
+            self._transport.write(data)
+
+    def _scope(self, head: RequestHead) -> Scope:
+        return head.scope(
+            http_version="2",
+            scheme=self._service.scheme,
+            client=self._client,
+            server=self._server,
+            state=self._service.state.copy(),
+            extensions={SCOPE_KEY: Ingress("h2", self._read_at, self.rtt)},
+        )
+
+
+def _with_authority(fields: Headers) -> Headers:
+    """A client may name the host in `host` alone (RFC 9113 section 8.3.1)."""
+    if any(name == b":authority" for name, _ in fields):
+        return fields
+    return [(b":authority", value) for name, value in fields if name == b"host"] + fields
+
+
+def _address(name: object) -> tuple[str, int] | None:
+    return (name[0], name[1]) if isinstance(name, tuple) else None
