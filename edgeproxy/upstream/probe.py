@@ -37,6 +37,11 @@ class ProbeLimits:
     first_retry_s: float = 0.25
     """After the first failed probe; half as much again after each further one."""
     last_retry_s: float = 1.0
+    settling: int = 8
+    """A node that has just become ready is asked this often in quick succession, so that its estimate settles."""
+    settling_s: float = 0.25
+    exchanges: int = 3
+    """Round trips of one probe. The smallest is the sample: what delays a single one is load, not distance."""
     jitter: float = 0.2
     timeout_s: float = 2.0
     warm: int = 2
@@ -78,20 +83,23 @@ class Prober:
                 tasks.create_task(self._watch(node), name=f"probe {node.name}")
 
     async def _watch(self, node: Node) -> None:
-        failures, told = 0, False
+        successes, failures, told = 0, 0, False
         while True:
             node.alarm.clear()
-            failures = 0 if await self.probe(node, failures) else failures + 1
+            if await self.probe(node, failures):
+                successes, failures = successes + 1, 0
+            else:
+                successes, failures = 0, failures + 1
             if node.ready != told:
                 told = node.ready
                 self._changed(node)
-            await self._wait(node.alarm, self.pause(node, failures))
+            await self._wait(node.alarm, self.pause(node, failures, successes))
 
     async def probe(self, node: Node, failures: int = 0) -> bool:
         """Probes once, records what was found, and says whether the node is fit. `failures`: probes failed so far."""
         try:
             async with asyncio.timeout(self._limits.timeout_s):
-                status = await self._measure(node)
+                trouble = await self._measure(node)
                 await node.pool.warm(self._limits.warm)
         except TimeoutError:
             if failures or not node.ready:  # one lost probe alone is not the death of a node that was well
@@ -100,7 +108,6 @@ class Prober:
         except UpstreamError as error:
             node.down(error.message)
             return False
-        trouble = self._trouble(node, status)
         if trouble:
             node.down(trouble)
         else:
@@ -108,19 +115,34 @@ class Prober:
             node.breaker.probed(self._clock())
         return not trouble
 
-    async def _measure(self, node: Node) -> int:
+    async def _measure(self, node: Node) -> str:
+        """Takes a sample of the round trip unless the node is not fit, and returns why it is not; empty if it is."""
         response = await self._ask(node)
         if not response.reused:
             response = await self._ask(node)
-        if response.reused:
-            handling = node.report.handling_s if node.report is not None else 0.0
-            now = self._clock()
-            node.rtt.probe(response.first_byte_at - response.sent_at - handling, now)
+        trouble = self._trouble(node, response.status)
+        if trouble:
+            return trouble  # it is starting or ailing: how long it takes tells nothing of the distance
+        trips = [self._round_trip(node, response)]
+        for _ in range(self._limits.exchanges - 1):
+            response = await self._ask(node)
+            trips.append(self._round_trip(node, response))
+        now = self._clock()
+        measured = [trip for trip in trips if trip is not None]
+        if measured:
+            node.rtt.probe(min(measured), now)
             kernel = response.tcp_rtt()
             if kernel is not None:
                 node.rtt.kernel(kernel, now)
             self._fleet.measured(now)
-        return response.status
+        return ""
+
+    def _round_trip(self, node: Node, response: Response) -> float | None:
+        """Less what the node says it spent; None on a cold connection."""
+        if not response.reused:
+            return None
+        handling = node.report.handling_s if node.report is not None else 0.0
+        return response.first_byte_at - response.sent_at - handling
 
     async def _ask(self, node: Node) -> Response:
         response = await node.pool.request(b"GET", _TARGETS[node.config.kind], node.headers)
@@ -147,11 +169,13 @@ class Prober:
             return "it runs sequences but makes no step"
         return ""
 
-    def pause(self, node: Node, failures: int) -> float:
-        """Seconds until the next probe; `failures`: how many have failed in a row."""
+    def pause(self, node: Node, failures: int, successes: int) -> float:
+        """Seconds until the next probe; how many have failed, or succeeded, in a row."""
         limits = self._limits
         if failures:
             seconds = min(limits.first_retry_s * 1.5 ** min(failures - 1, 16), limits.last_retry_s)
+        elif successes < limits.settling:
+            seconds = limits.settling_s
         else:
             seconds = limits.near_s if self._fleet.home.ranks[node.region] <= _NEAREST else limits.far_s
         return seconds * self._rng.uniform(1 - limits.jitter, 1 + limits.jitter)

@@ -71,11 +71,11 @@ async def test_a_cold_connection_gives_no_sample_and_is_asked_again_for_one() ->
         node = node_at(server.port)
         prober = Prober(Fleet([node]), rng=Random(1), limits=LIMITS)
         assert await prober.probe(node)
-        assert [number for number, _ in asked] == [0, 0]
+        assert [number for number, _ in asked] == [0] * (1 + LIMITS.exchanges)
         assert asked[0][1].startswith(b"GET /readyz HTTP/1.1\r\n")
         assert b"x-node-token: t\r\n" in asked[0][1]
         assert await prober.probe(node)
-        assert [number for number, _ in asked] == [0, 0, 0]
+        assert len(asked) == 1 + 2 * LIMITS.exchanges
         assert node.rtt.minimum(0) is not None
         assert node.pool.idle == LIMITS.warm
         node.pool.close()
@@ -230,15 +230,42 @@ async def test_home_and_the_three_nearest_are_asked_often_and_the_rest_seldom() 
             node.rtt.probe(rank, 0)
         fleet.measured(0)
         prober = Prober(fleet, rng=Random(1), limits=LIMITS)
-        assert [prober.pause(node, 0) for node in nodes] == [5, 5, 5, 5, 30, 30]
+        assert [prober.pause(node, 0, 8) for node in nodes] == [5, 5, 5, 5, 30, 30]
 
 
 async def test_the_pause_varies_by_a_fifth() -> None:
     node = node_at(1)
     prober = Prober(Fleet([node]), rng=Random(1))
-    pauses = [prober.pause(node, 0) for _ in range(500)]
+    pauses = [prober.pause(node, 0, 8) for _ in range(500)]
     assert 4.0 <= min(pauses) < 4.1
     assert 5.9 < max(pauses) <= 6.0
+
+
+async def test_a_node_that_has_just_become_ready_is_measured_in_quick_succession() -> None:
+    node = node_at(1)
+    prober = Prober(Fleet([node]), rng=Random(1), limits=LIMITS)
+    assert [prober.pause(node, 0, successes) for successes in (1, 7, 8)] == [0.25, 0.25, 5]
+
+
+async def test_a_node_that_is_starting_gives_no_sample() -> None:
+    async with raw_server(always(answer(b"503 Service Unavailable", NodeState.WARMING))) as server:
+        node = node_at(server.port)
+        assert not await probe(node)
+    assert node.rtt.srtt is None
+
+
+async def test_the_smallest_of_a_probes_round_trips_is_its_sample() -> None:
+    handling = iter((0.0, 0.0, 0.5, 0.0))  # the cold exchange, then three
+
+    async def script(peer: Peer) -> None:
+        while True:
+            await peer.request()
+            await peer.send(answer(handling_s=next(handling)))
+
+    async with raw_server(script) as server:
+        node = node_at(server.port)
+        assert await probe(node)
+    assert node.rtt.minimum(0) == 0.0
 
 
 async def test_an_alarm_ends_the_pause() -> None:
