@@ -52,22 +52,32 @@ def head(fields: list[tuple[bytes, bytes]]) -> bytes:
 
 REQUEST = [(b":method", b"POST"), (b":scheme", b"https"), (b":authority", b"h"), (b":path", b"/")]
 FIELDS = [*REQUEST, (b"content-length", b"3"), (b"expect", b"100-continue"), (b"x", b"y"), (b"te", b"trailers")]
-number = st.one_of(st.integers(0, 3), st.integers(0, 2**32 - 1)).map(lambda n: n.to_bytes(4, "big"))
+number = st.integers(1, 9).map(lambda n: n.to_bytes(4, "big"))
+huge = st.integers(0, 2**32 - 1).map(lambda n: n.to_bytes(4, "big"))
 stream = st.sampled_from([1, 1, 3, 5])
-block = st.just(head(REQUEST)) | st.lists(st.sampled_from(FIELDS), max_size=8).map(head)
+control = st.just(0)
+block = st.lists(st.sampled_from(FIELDS[4:]), max_size=3, unique=True).map(lambda more: head(REQUEST + more))
+wild_block = st.lists(st.sampled_from(FIELDS), max_size=8).map(head)
 sensible = st.one_of(
-    st.builds(frame, st.just(1), st.sampled_from([4, 5, 0]), stream, block),  # HEADERS
-    st.builds(frame, st.just(0), st.sampled_from([0, 1, 8]), stream, st.binary(max_size=9)),  # DATA
-    st.builds(frame, st.just(3), st.just(0), stream, number),  # RST_STREAM
-    st.builds(frame, st.just(8), st.just(0), stream | st.just(0), number),  # WINDOW_UPDATE
-    st.builds(
-        frame, st.just(4), st.just(0), st.just(0), st.builds(lambda n, v: bytes([0, n]) + v, st.integers(1, 8), number)
-    ),
-    st.builds(frame, st.just(7), st.just(0), st.just(0), st.builds(lambda a, b: a + b, number, number)),  # GOAWAY
-    st.builds(frame, st.just(6), st.sampled_from([0, 1]), st.just(0), st.just(bytes(8))),  # PING
+    st.builds(frame, st.just(1), st.just(5), stream, st.just(head([(b"x", b"trailer")]))),  # HEADERS
+    st.builds(frame, st.just(0), st.sampled_from([0, 0, 1]), stream, st.binary(max_size=3)),  # DATA
+    st.builds(frame, st.just(3), control, stream, number),  # RST_STREAM
+    st.builds(frame, st.just(8), control, stream | control, number),  # WINDOW_UPDATE
+    st.builds(frame, st.just(4), control, control, number.map(lambda value: b"\x00\x04" + value)),  # a small window
+    st.builds(frame, st.just(7), control, control, number.map(lambda last: last + bytes(4))),  # GOAWAY
+    st.builds(frame, st.just(6), st.sampled_from([0, 1]), control, st.just(bytes(8))),  # PING
+)
+wild = st.one_of(
+    st.builds(frame, st.just(1), st.sampled_from([0, 4, 5, 8, 32]), stream, wild_block),
+    st.builds(frame, st.just(8), control, stream | control, huge),
+    st.builds(frame, st.just(4), control, control, st.builds(lambda n, v: bytes([0, n]) + v, st.integers(1, 8), huge)),
 )
 odd = st.builds(frame, st.integers(0, 12), st.integers(0, 255), st.integers(0, 6), st.binary(max_size=20))
-parts = st.one_of(sensible, sensible, sensible, odd, st.binary(max_size=20))
+opening = st.tuples(*(st.builds(frame, st.just(1), st.sampled_from([4, 4, 5]), st.just(n), block) for n in (1, 3, 5)))
+unexpected = st.one_of(odd, st.binary(max_size=20), wild)
+parts = st.tuples(opening, st.lists(sensible, max_size=20), st.lists(unexpected, max_size=2)).map(
+    lambda three: [*three[0], *three[1], *three[2]]
+)
 
 
 async def feed(parts: list[bytes]) -> None:
@@ -94,6 +104,6 @@ async def feed(parts: list[bytes]) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(parts, max_size=25))
+@given(parts)
 def test_any_sequence_of_frames_is_survived(received: list[bytes]) -> None:
     asyncio.run(feed(received))
