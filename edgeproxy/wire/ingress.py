@@ -15,7 +15,8 @@ SCOPE_KEY = "edgeproxy"
 class Ingress:
     protocol: Literal["h1", "h2", "h3"]
     first_byte: float
-    """Event-loop time (seconds, monotonic) at which the request's first byte was read, before any parsing."""
+    """`time.monotonic()` at which the request's first byte was read, before any parsing. (`loop.time()` is the same
+    clock, but uvloop reads it once a turn and in whole milliseconds: too coarse for a latency budget.)"""
     rtt: Callable[[], float | None]
     """The client's round trip in seconds as the kernel or QUIC measures it now; None where nothing is known."""
 

@@ -188,7 +188,7 @@ class TcpListener:
         except OSError:  # ssl.SSLError and time-outs are OSErrors too
             self.counts["handshakes_failed"] += 1
             lost()
-        except asyncio.CancelledError:
+        except BaseException:
             lost()
             raise
         finally:

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from edgeproxy.wire.ingress import Scope
 from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.service import Receive, Send
 from tests.wire.apps import Watcher
 from tests.wire.conftest import Serve
 from tests.wire.raw import PATIENCE_S, RawClient
@@ -54,7 +56,7 @@ async def test_a_client_that_leaves_in_its_upload_is_noticed(serve: Serve) -> No
     watcher = Watcher()
     seen = asyncio.Event()
 
-    async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         message = await receive()
         while message["type"] == "http.request":
             watcher.running.set()
@@ -73,7 +75,7 @@ async def test_a_client_that_leaves_in_its_upload_is_noticed(serve: Serve) -> No
 async def test_an_application_that_ignores_the_disconnect_is_cancelled(serve: Serve) -> None:
     running, cancelled = asyncio.Event(), asyncio.Event()
 
-    async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         running.set()
         try:
             await asyncio.Event().wait()
