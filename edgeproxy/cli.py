@@ -154,11 +154,11 @@ def _examples(base_url: str, model: str, keys: bool) -> list[str]:
     return [
         "",
         f"curl {base_url}/chat/completions -H 'content-type: application/json'{bearer} -d "
-        f'\'{{"model":"{model}","messages":[{{"role":"user","content":"What is the capital of France?"}}]}}\'',
+        f'\'{{"model":"{model}","temperature":0,"messages":[{{"role":"user","content":"What is the capital of France?"}}]}}\'',
         "",
         "from openai import OpenAI",
         f'client = OpenAI(base_url="{base_url}", api_key="{key}")',
-        f'for chunk in client.chat.completions.create(model="{model}", stream=True,',
+        f'for chunk in client.chat.completions.create(model="{model}", temperature=0, stream=True,',
         '        messages=[{"role": "user", "content": "What is the capital of France?"}]):',
         '    print(chunk.choices[0].delta.content or "", end="", flush=True)',
     ]

@@ -43,9 +43,9 @@ class Call:
     sent_at: float | None = None
     """When the request was sent to the node that answered."""
     first_at: float | None = None
-    """When the first content was here; for an answer that is not streamed, the whole of it."""
+    """When the first content was here; for an answer that is not streamed, would have been, by the node's account."""
     terms: dict[str, float] = field(default_factory=dict)
-    """The node's own: queue, prefill and first, in seconds."""
+    """The node's own (`budget.NODE_TERMS`), in seconds."""
     failures: list[str] = field(default_factory=list)
     """`node: reason` of each attempt that failed."""
     status: int = 0
@@ -58,14 +58,12 @@ class Call:
         """The budget's terms, as far as they are known; final once the first content has come."""
         if self._ledger is not None:
             return self._ledger
-        started, terms, first_at = self.started, self.terms, self.first_at
+        started, first_at = self.started, self.first_at
         found = Ledger(
-            self.rtt_s,
-            None if self.sent_at is None else self.sent_at - started,
-            terms.get("queue"),
-            terms.get("prefill"),
-            terms.get("first"),
-            None if first_at is None else first_at - started,
+            rtt=self.rtt_s,
+            edge=None if self.sent_at is None else self.sent_at - started,
+            total=None if first_at is None else first_at - started,
+            **self.terms,
         )
         if first_at is not None:
             self._ledger = found
@@ -128,6 +126,7 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
         "client_s": call.client_rtt_s,
         "rtt_s": ledger.rtt,
         "edge_s": ledger.edge,
+        "parse_s": ledger.parse,
         "queue_s": ledger.queue,
         "prefill_s": ledger.prefill,
         "first_s": ledger.first,

@@ -134,8 +134,15 @@ async def _whole(response: Response, call: Call) -> Whole | Begun:
         except orjson.JSONDecodeError:
             raise Failed("malformed", _gateway_error("the node's answer was not JSON, or not all of it")) from None
         call.ending = ending_of(value)
-    call.first_at = monotonic()
+    call.first_at = _hidden_first(response, call)
     return Whole(200, to_client(response.headers), body)
+
+
+def _hidden_first(response: Response, call: Call) -> float | None:
+    """When the first token of an answer that is not streamed was made, told by the node's terms; None without them."""
+    if not call.terms.keys() >= {"queue", "prefill", "first"}:
+        return None
+    return response.sent_at + (call.rtt_s or 0.0) + sum(call.terms.values())
 
 
 async def _bounded(response: Response) -> bytes:

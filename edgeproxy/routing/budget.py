@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 MAX_TIMING_BYTES = 1024
-_NODE_TERMS = ("queue", "prefill", "first")
+NODE_TERMS = ("parse", "queue", "prefill", "first")
+"""What a native node tells of a first token, in the order in which it happens; the terms do not overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,8 @@ class Ledger:
     """Region round trip at the time of the request."""
     edge: float | None = None
     """Spent in this proxy: from the request's first byte to the node, and from the first content to the client."""
+    parse: float | None = None
+    """On the node: reading the request, rendering and tokenising the prompt."""
     queue: float | None = None
     """On the node, before the first prefill step."""
     prefill: float | None = None
@@ -47,7 +50,7 @@ def node_terms(server_timing: bytes | None) -> dict[str, float]:
     terms: dict[str, float] = {}
     for entry in server_timing.decode("latin-1").split(","):
         name, *parameters = (part.strip() for part in entry.split(";"))
-        if name not in _NODE_TERMS:
+        if name not in NODE_TERMS:
             continue
         for parameter in parameters:
             key, _, value = parameter.partition("=")

@@ -7,6 +7,7 @@ const SHOWN = 40;
 const TERMS = [
   ["rtt", "region round trip"],
   ["edge", "edge"],
+  ["parse", "parse"],
   ["queue", "queue"],
   ["prefill", "prefill"],
   ["first", "first decode"],
