@@ -52,13 +52,19 @@ class RequestParser:
         self._limits = limits
         self._sink = sink
         self._parser = httptools.HttpRequestParser(self)
+        self._fed = 0
+        """Size of the read in progress."""
         self._unused = 0
+        """Bytes read after the one in which the last event was."""
+        self._known_host: bytes | None = None
         self._reset()
 
     def _reset(self) -> None:
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head_room = self._limits.head_bytes
+        self._head_at_most = 0
+        """Size of the read in which the head began: with `_unused` a bound on the head that costs nothing per field."""
+        self._fields = 0
         self._body_bytes = 0
         self._host: bytes | None = None
         self._framing = b""
@@ -69,7 +75,8 @@ class RequestParser:
 
     def feed(self, data: bytes) -> None:
         """Raises ApiError (400, 413, 414, 431, 501, 505) for what cannot be served; feed nothing afterwards."""
-        self._unused += len(data)
+        self._fed = len(data)
+        self._unused += self._fed
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -87,6 +94,7 @@ class RequestParser:
     def on_message_begin(self) -> None:
         self._reset()
         self._unused = 0
+        self._head_at_most = self._fed
         self._sink.request_began()
 
     def on_url(self, part: bytes) -> None:
@@ -97,26 +105,25 @@ class RequestParser:
             )
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        headers = self._headers
-        self._head_room -= len(name) + len(value) + 4
-        if self._head_room < 0 or len(headers) >= self._limits.headers:
-            raise self._head_too_large()
         name = name.lower()
         value = value.rstrip()  # llhttp lets no white space pass but blanks and tabs
-        headers.append((name, value))
+        self._headers.append((name, value))
         if name in _INSPECTED:
             self._inspect(name, value)
 
     def on_headers_complete(self) -> None:
         parser = self._parser
+        headers = self._headers
+        if self._head_at_most + self._unused > self._limits.head_bytes or len(headers) > self._limits.headers:
+            self._check_size(headers)
         self._unused = 0
         self._in_head = False
+        self._headers = []
+        self._fields = len(headers)
         self._upgrading = parser.should_upgrade()
         method: str = parser.get_method().decode()
         version: str = parser.get_http_version()
         self._check(method, version)
-        headers = self._headers
-        self._headers = headers.copy()  # trailers count as fields but never reach the application
         raw_path, query = self._split_target(method, headers)
         self._sink.request_head(
             RequestHead(method, raw_path, query, version, headers, parser.should_keep_alive(), self._expects_continue)
@@ -130,11 +137,20 @@ class RequestParser:
         self._sink.request_body(data)
 
     def on_message_complete(self) -> None:
-        if not self._upgrading:
-            self._unused = 0
-            self._sink.request_ended()
+        if self._upgrading:
+            return
+        if self._headers:
+            self._check_size(self._headers)
+        self._unused = 0
+        self._sink.request_ended()
 
     # ---- checks
+
+    def _check_size(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Of the head, where more bytes than its limit have been read since its start, or of the trailers."""
+        size = sum(len(name) + len(value) + 4 for name, value in headers)
+        if size > self._limits.head_bytes or self._fields + len(headers) > self._limits.headers:
+            raise self._head_too_large()
 
     def _inspect(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
@@ -165,8 +181,10 @@ class RequestParser:
                 raise invalid("HTTP/1.0 has no transfer-encoding; send a content-length (RFC 9112 section 6.1).")
         elif self._host is None:
             raise invalid("The request has no Host header field; HTTP/1.1 requires one (RFC 9112 section 3.2).")
-        if self._host is not None and _HOST.fullmatch(self._host) is None:
-            raise invalid("The Host header field is not a host name or address with an optional port.")
+        if self._host != self._known_host:
+            if self._host is not None and _HOST.fullmatch(self._host) is None:
+                raise invalid("The Host header field is not a host name or address with an optional port.")
+            self._known_host = self._host
 
     def _split_target(self, method: str, headers: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
         target = self._target
