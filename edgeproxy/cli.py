@@ -151,15 +151,16 @@ def _announce(running: Running) -> None:
 def _examples(base_url: str, model: str, keys: bool) -> list[str]:
     bearer = " -H 'authorization: Bearer YOUR_KEY'" if keys else ""
     key = "YOUR_KEY" if keys else "none"
+    question = '{"role": "user", "content": "What is the capital of France?"}'
+    body = f'{{"model": "{model}", "temperature": 0, "messages": [{question}]}}'
     return [
         "",
-        f"curl {base_url}/chat/completions -H 'content-type: application/json'{bearer} -d "
-        f'\'{{"model":"{model}","temperature":0,"messages":[{{"role":"user","content":"What is the capital of France?"}}]}}\'',
+        f"curl {base_url}/chat/completions -H 'content-type: application/json'{bearer} -d '{body}'",
         "",
         "from openai import OpenAI",
         f'client = OpenAI(base_url="{base_url}", api_key="{key}")',
         f'for chunk in client.chat.completions.create(model="{model}", temperature=0, stream=True,',
-        '        messages=[{"role": "user", "content": "What is the capital of France?"}]):',
+        f"        messages=[{question}]):",
         '    print(chunk.choices[0].delta.content or "", end="", flush=True)',
     ]
 

@@ -26,8 +26,8 @@ from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.allowance import Allowance
 from edgeproxy.wire.h2_internals import LAST_OF_ALL, ClientGoesAway, ServerH2
 from edgeproxy.wire.h2_stream import Stream, body_too_large
-from edgeproxy.wire.h3_head import Headers, MalformedRequest, RequestHead, parse_request
 from edgeproxy.wire.ingress import SCOPE_KEY, Ingress, Scope
+from edgeproxy.wire.message_head import Headers, MalformedRequest, RequestHead, parse_request
 from edgeproxy.wire.rtt import transport_tcp_info
 from edgeproxy.wire.service import Service
 from edgeproxy.wire.stall import StallWatch

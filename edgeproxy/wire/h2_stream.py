@@ -10,8 +10,8 @@ from typing import Protocol
 from h2.errors import ErrorCodes
 
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.wire.h3_head import Headers, RequestHead, response_fields
 from edgeproxy.wire.ingress import Scope
+from edgeproxy.wire.message_head import Headers, RequestHead, response_fields
 from edgeproxy.wire.service import ClientGone, Message, Service
 
 _log = logging.getLogger(__name__)

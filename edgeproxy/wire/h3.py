@@ -24,10 +24,10 @@ from edgeproxy.client.aioquic_internals import H3, MessageRefused, Quic
 from edgeproxy.config import Address
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.allowance import Allowance
-from edgeproxy.wire.h3_head import MalformedRequest, RequestHead, parse_request
 from edgeproxy.wire.h3_request import Request, body_too_large, write_error
 from edgeproxy.wire.ingress import SCOPE_KEY, Ingress
 from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.message_head import MalformedRequest, RequestHead, parse_request
 from edgeproxy.wire.quic import Endpoint, udp_socket
 from edgeproxy.wire.quic_connection import Connection, Home
 from edgeproxy.wire.service import App, Service
@@ -91,7 +91,7 @@ class Session(Connection):
     def _stamp(self, stream_id: int) -> None:
         new = stream_id % 4 == 0 and stream_id not in self.requests and stream_id not in self._opening
         if new and not self.h3.is_ignored(stream_id):
-            self._opening[stream_id] = self._service.loop.time()
+            self._opening[stream_id] = time.monotonic()
 
     def _message(self, message: H3Event) -> None:
         if isinstance(message, HeadersReceived):
@@ -109,7 +109,7 @@ class Session(Connection):
 
     def _open(self, message: HeadersReceived) -> None:
         stream_id, limits = message.stream_id, self._service.limits
-        first_byte = self._opening.pop(stream_id, self._service.loop.time())
+        first_byte = self._opening.pop(stream_id, time.monotonic())
         if not self.quic.writable(stream_id):  # STOP_SENDING overtook the request
             self._spend_reset()
             self.h3.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)

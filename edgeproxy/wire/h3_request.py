@@ -10,8 +10,8 @@ from aioquic.h3.connection import ErrorCode
 
 from edgeproxy.client.aioquic_internals import H3, Quic
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.wire.h3_head import Headers, RequestHead, response_fields
 from edgeproxy.wire.ingress import Scope
+from edgeproxy.wire.message_head import Headers, RequestHead, response_fields
 from edgeproxy.wire.service import ClientGone, Message, Service
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,7 @@
-"""Heads of HTTP/3 messages: requests checked and turned into an ASGI scope, responses cleaned (RFC 9114 section 4)."""
+"""Heads of HTTP/2 and HTTP/3 messages: requests checked and turned into an ASGI scope, responses cleaned.
+
+RFC 9113 section 8 and RFC 9114 section 4 ask for the same.
+"""
 
 from __future__ import annotations
 

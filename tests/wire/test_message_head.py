@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeproxy.wire.h3_head import Headers, MalformedRequest, parse_request, response_fields
+from edgeproxy.wire.message_head import Headers, MalformedRequest, parse_request, response_fields
 from tests.client.h3_peer import get
 
 DATE = b"Thu, 01 Jan 1970 00:00:00 GMT"
