@@ -23,7 +23,7 @@ from edgeproxy.config import Config, ConfigError, NodeConfig
 from edgeproxy.protocol.node.report import TOKEN_ENV
 from edgeproxy.upstream.origin import Origin, parse
 
-STOP_S = 2.5
+STOP_S = 2.0
 """From SIGTERM to SIGKILL, all children at once."""
 _LINE_BYTES = 8 * 1024
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.5, 10.0
