@@ -125,16 +125,20 @@ bool Executor::began() {
     return begin_.load() == static_cast<uint32_t>(Begin::run);
 }
 
+// Waits until more than `done` plans are submitted; false if the executor closes instead.
+bool Executor::next(uint32_t done) {
+    for (;;) {
+        const uint32_t seen = submitted_.load(std::memory_order_acquire);
+        if ((seen ^ done << 1) > 1) return true;  // the count differs, not only the closing bit
+        if (seen % 2 != 0) return false;
+        wait_change(submitted_, seen);
+    }
+}
+
 // Member 0: takes plans in order, leads the team through each.
 void Executor::execute() {
     if (!began()) return;
-    for (uint32_t done = 0;; ++done) {
-        uint32_t seen = submitted_.load(std::memory_order_acquire);
-        while (seen >> 1 == (done & ~0u >> 1) && seen % 2 == 0) {
-            wait_change(submitted_, seen);
-            seen = submitted_.load(std::memory_order_acquire);
-        }
-        if (seen >> 1 == (done & ~0u >> 1)) break;
+    for (uint32_t done = 0; next(done); ++done) {
         Job& job = ring_[done % kDepth];
         job.started = monotonic();
         if (forward_.prepare(job)) {

@@ -50,6 +50,7 @@ class Executor {
     void check_usable() const;
     void begin(Begin how);
     bool began();
+    bool next(uint32_t done);
     void execute();
     void work(uint32_t member);
 

@@ -4,6 +4,8 @@
 // way of tiling gives the same bits.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels.h"
 
 namespace {
@@ -13,6 +15,8 @@ using edge::kBlockWeights;
 using edge::Matrix;
 
 constexpr uint32_t kRows = 4;  // weight rows of a register tile
+// Four short streams side by side are nothing that the hardware prefetches: quads of rows to fetch ahead by hand.
+constexpr uint32_t kAhead = 2;
 constexpr uint32_t kVectors = kBlockWeights / Vec::width;
 
 template <DType type>
@@ -42,26 +46,42 @@ inline void store_rows(const Vec* acc, float* y, uint32_t valid) {
     for (uint32_t r = 0; r < valid; ++r) y[r] = sums[r];
 }
 
-// 4 weight rows x 1 token straight from the file's blocks. Rows past `valid` repeat the last one.
-template <DType type>
-inline void direct(const Matrix& weights, uint32_t row, uint32_t valid, const float* x, float* y) {
+// 4 weight rows x `tokens` activations straight from the file's blocks. Rows past `valid` repeat the last one.
+template <DType type, uint32_t tokens>
+inline void direct(const Matrix& weights, uint32_t row, uint32_t valid, const float* x, size_t x_stride, float* y,
+                   size_t y_stride) {
     const size_t stride = edge::row_bytes(type, weights.cols);
     const uint8_t* block[kRows];
-    Vec acc[kRows];
+    Vec acc[tokens][kRows];
     for (uint32_t r = 0; r < kRows; ++r) {
         block[r] = weights.data + stride * (row + (r < valid ? r : valid - 1));
-        acc[r] = Vec::zero();
+        for (uint32_t t = 0; t < tokens; ++t) acc[t][r] = Vec::zero();
     }
+    const uint8_t* ahead = block[0] + kAhead * kRows * stride;
     for (uint32_t k = 0; k < weights.cols; k += kBlockWeights) {
-        Vec in[kVectors], w[kVectors];
-        for (uint32_t i = 0; i < kVectors; ++i) in[i] = Vec::load(x + k + i * Vec::width);
+        for (size_t i = 0; i < kRows * edge::block_bytes(type); i += 64) __builtin_prefetch(ahead + i);
+        ahead += kRows * edge::block_bytes(type);
         for (uint32_t r = 0; r < kRows; ++r) {
+            Vec w[kVectors];
             load_block<type>(block[r], w);
             block[r] += edge::block_bytes(type);
-            for (uint32_t i = 0; i < kVectors; ++i) acc[r] = fma(w[i], in[i], acc[r]);
+            for (uint32_t t = 0; t < tokens; ++t)
+                for (uint32_t i = 0; i < kVectors; ++i)
+                    acc[t][r] = fma(w[i], Vec::load(x + t * x_stride + k + i * Vec::width), acc[t][r]);
         }
     }
-    store_rows(acc, y, valid);
+    for (uint32_t t = 0; t < tokens; ++t) store_rows(acc[t], y + t * y_stride, valid);
+}
+
+// Calls fn with `count` in [1, most] as a constant.
+template <uint32_t most, class F>
+inline void with_constant(uint32_t count, F&& fn) {
+    if constexpr (most > 0) {
+        if (count == most)
+            fn(std::integral_constant<uint32_t, most>{});
+        else
+            with_constant<most - 1>(count, fn);
+    }
 }
 
 // Writes rows [row, row + count) as quads of rows, a quad as [cols / width][4][width]; a short quad repeats its last
@@ -106,37 +126,26 @@ inline void panel_tokens(const float* panel, uint32_t count, uint32_t cols, cons
                      count - r < kRows ? count - r : kRows);
 }
 
-// The tokens left over at the end: `tokens` < tile_tokens + 1 of them.
-template <uint32_t most>
-inline void panel_rest(uint32_t tokens, const float* panel, uint32_t count, uint32_t cols, const float* x,
-                       size_t x_stride, float* y, size_t y_stride) {
-    if constexpr (most > 0) {
-        if (tokens == most)
-            panel_tokens<most>(panel, count, cols, x, x_stride, y, y_stride);
-        else
-            panel_rest<most - 1>(tokens, panel, count, cols, x, x_stride, y, y_stride);
-    }
-}
-
 template <DType type>
 void matmul_of(const Matrix& weights, uint32_t row0, uint32_t row1, const float* x, size_t x_stride, uint32_t tokens,
                float* y, size_t y_stride, float* scratch) {
-    if (tokens == 1) {
-        for (uint32_t r = row0; r < row1; r += kRows)
-            direct<type>(weights, r, row1 - r < kRows ? row1 - r : kRows, x, y + r);
-        return;
-    }
-    // Few tokens: a quad at a time stays in the first cache. Many: a larger panel, so that activations are reread less.
-    const uint32_t step = tokens <= 2 * Vec::tile_tokens ? kRows : edge::kPanelRows;
+    // Few tokens: the weights are unpacked again for each handful. Many: once, into a panel.
+    const bool few = tokens < Vec::panel_from;
+    const uint32_t step = few ? kRows : edge::kPanelRows;
     for (uint32_t r = row0; r < row1; r += step) {
         const uint32_t count = row1 - r < step ? row1 - r : step;
-        fill_panel<type>(weights, r, count, scratch);
-        uint32_t t = 0;
-        for (; t + Vec::tile_tokens <= tokens; t += Vec::tile_tokens)
-            panel_tokens<Vec::tile_tokens>(scratch, count, weights.cols, x + t * x_stride, x_stride,
-                                           y + t * y_stride + r, y_stride);
-        panel_rest<Vec::tile_tokens - 1>(tokens - t, scratch, count, weights.cols, x + t * x_stride, x_stride,
-                                         y + t * y_stride + r, y_stride);
+        if (!few) fill_panel<type>(weights, r, count, scratch);
+        for (uint32_t t = 0; t < tokens; t += Vec::tile_tokens) {
+            const uint32_t some = tokens - t < Vec::tile_tokens ? tokens - t : Vec::tile_tokens;
+            const float* in = x + t * x_stride;
+            float* out = y + t * y_stride + r;
+            with_constant<Vec::tile_tokens>(some, [&](auto n) {
+                if (few)
+                    direct<type, n>(weights, r, count, in, x_stride, out, y_stride);
+                else
+                    panel_tokens<n>(scratch, count, weights.cols, in, x_stride, out, y_stride);
+            });
+        }
     }
 }
 

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-FLAGS = ("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1", "-DEDGE_MODULE=OFF", "-DEDGE_TESTS=ON")
+FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Debug",
+    "-DCMAKE_CXX_FLAGS=-O1",
+    "-DEDGE_MODULE=OFF",
+    "-DEDGE_TESTS=ON",
+    "-DEDGE_WERROR=ON",
+)
 
 
 def tool(name: str) -> str:
