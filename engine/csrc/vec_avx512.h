@@ -11,7 +11,7 @@ namespace {
 struct Vec {
     static constexpr uint32_t width = 16;
     static constexpr uint32_t tile_tokens = 6;    // 4 rows x 6 tokens = 24 of 32 registers
-    static constexpr uint32_t panel_from = 48;    // tokens from which a panel of unpacked weights pays
+    static constexpr uint32_t panel_from = 13;    // tokens from which a panel of unpacked weights pays
     static constexpr uint32_t outer_vectors = 2;  // x kMaxGroup accumulators in attention
 
     __m512 v;
