@@ -104,12 +104,13 @@ class Gateway:
         call.disclose = may_see_details(scope, fields, tenant)
         request = await read_chat(fields, receive, self._limits.body_bytes)
         call.stream = request.stream
-        call.model, decision = self._router.route(request.model, tenant, monotonic())
+        now = monotonic()
+        call.model, decision = self._router.route(request.model, tenant, now)
         async with Watch(receive, answer.is_ended):
             if request.stream:
                 answer.hold(self._limits.hold_headers_s)
             headers = to_node(fields, call.request_id)
-            await self._relay.run(in_turn(decision), headers, request.body, answer, call)
+            await self._relay.run(in_turn(decision, now), headers, request.body, answer, call)
 
     async def _other(self, scope: Scope, fields: Fields, receive: Receive, answer: Answer) -> None:
         self._hosts.check(fields.get(b"host"))

@@ -36,9 +36,10 @@ class Router:
         return label, choose(nodes, self._fleet.home, now, self._rng)
 
 
-def in_turn(decision: Decision[Node]) -> Iterator[Node]:
+def in_turn(decision: Decision[Node], now: float) -> Iterator[Node]:
     """The first choice, then the best of each region that has not been tried, then the rest: what fails a request is
-    seldom one node's own, and a region that dies takes all its nodes along. Unfit nodes stay last."""
+    seldom one node's own, and a region that dies takes all its nodes along. Unfit nodes stay last; after them come
+    those that have been down and up again since `now`, the time of the decision."""
     first = decision.candidates[0]
     yield first  # seldom is there need of a second: nothing is worked out for it before
     others, fit = decision.candidates[1:], max(decision.healthy - 1, 0)
@@ -52,6 +53,9 @@ def in_turn(decision: Decision[Node]) -> Iterator[Node]:
             yield node
     yield from later
     yield from others[fit:]
+    for node in decision.candidates:
+        if node.ready and node.ready_since > now:
+            yield node
 
 
 def model_not_found() -> ApiError:

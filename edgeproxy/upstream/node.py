@@ -35,6 +35,7 @@ class Node:
         self.breaker = Breaker()
         self.report: NodeReport | None = None
         self.ready = False
+        self.ready_since = -inf
         self.trouble = "not probed yet"
         """Why it is not ready, for people; empty while it is."""
         self.in_flight = 0
@@ -64,7 +65,9 @@ class Node:
         """Its last report runs sequences, and no step was made since a report STUCK_S ago."""
         return self.report is not None and self.report.running > 0 and now - self._step_since > STUCK_S
 
-    def up(self) -> None:
+    def up(self, now: float) -> None:
+        if not self.ready:
+            self.ready_since = now
         self.ready, self.trouble = True, ""
 
     def down(self, trouble: str) -> None:

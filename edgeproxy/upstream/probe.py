@@ -111,8 +111,9 @@ class Prober:
         if trouble:
             node.down(trouble)
         else:
-            node.up()
-            node.breaker.probed(self._clock())
+            now = self._clock()
+            node.up(now)
+            node.breaker.probed(now)
         return not trouble
 
     async def _measure(self, node: Node) -> str:

@@ -227,7 +227,7 @@ async def edge(
         settings = config(near.url, far.url, limits or GatewayLimits(), hosts)
         fleet = Fleet.from_config(settings, token="node-token-secret")
         for node in fleet.nodes:
-            node.up()
+            node.up(0.0)
         lines = Lines(folder)
         app, admin = build(settings, fleet, keys or Keys(), lines.log, Random(1), started=1_760_000_000)
         try:

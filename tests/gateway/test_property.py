@@ -65,7 +65,7 @@ async def through(pieces: Iterable[bytes | None]) -> Exchange:
     pool = ScriptedPool(pieces)
     settings = config("http://127.0.0.1:1", "http://127.0.0.1:1", GatewayLimits())
     node = Node(settings.regions[0].nodes[0], "near", cast(Pool, pool))
-    node.up()
+    node.up(0.0)
     sink = os.open(os.devnull, os.O_WRONLY)
     try:
         app, _ = build(settings, Fleet([node]), Keys(), Log(sink), Random(1), started=1)

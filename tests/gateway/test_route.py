@@ -28,13 +28,13 @@ def fleet(nodes: int = 2) -> Fleet:
         Config(Path("regions.yaml"), Listen(Address("127.0.0.1", 1), None, None), Tls(None, None), regions), token="t"
     )
     for node in found.nodes:
-        node.up()
+        node.up(0.0)
     return found
 
 
 async def test_each_region_is_tried_once_before_any_twice() -> None:
     _, decision = Router(fleet(), Random(1)).route("m", ANONYMOUS, 0.0)
-    order = [node.region for node in in_turn(decision)]
+    order = [node.region for node in in_turn(decision, 0.0)]
     assert order[:3] == ["a", "b", "c"]
     assert sorted(order) == ["a", "a", "b", "b", "c", "c"]
 
@@ -45,15 +45,26 @@ async def test_unfit_nodes_come_last() -> None:
     nodes.nodes[2].down("test")
     nodes.nodes[3].down("test")
     _, decision = Router(nodes, Random(1)).route("m", ANONYMOUS, 0.0)
-    names = [node.name for node in in_turn(decision)]
+    names = [node.name for node in in_turn(decision, 0.0)]
     assert names[0] == "a-1"
     assert set(names[-3:]) == {"a-0", "b-0", "b-1"}
+
+
+async def test_a_node_that_died_and_came_back_during_the_request_is_tried_again() -> None:
+    nodes = fleet()
+    _, decision = Router(nodes, Random(1)).route("m", ANONYMOUS, 10.0)
+    turns = in_turn(decision, 10.0)
+    tried = [next(turns) for _ in nodes.nodes]
+    tried[0].down("test")
+    tried[0].up(12.0)
+    tried[1].down("test")
+    assert list(turns) == [tried[0]]
 
 
 async def test_tenant_is_served_in_its_regions_only() -> None:
     router = Router(fleet(), Random(1))
     _, decision = router.route("m", Tenant("acme", regions=frozenset({"b"})), 0.0)
-    assert {node.region for node in in_turn(decision)} == {"b"}
+    assert {node.region for node in in_turn(decision, 0.0)} == {"b"}
     with pytest.raises(ApiError) as caught:
         router.route("m", Tenant("acme", regions=frozenset({"nowhere"})), 0.0)
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")

@@ -112,7 +112,7 @@ async def test_a_well_node_that_fails_is_probed_at_once_and_a_sick_one_is_left_t
     found = one()
     found.down("refused")
     assert not found.alarm.is_set()
-    found.up()
+    found.up(0.0)
     assert (found.ready, found.trouble) == (True, "")
     found.down("refused")
     assert found.alarm.is_set()

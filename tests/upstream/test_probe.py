@@ -143,7 +143,7 @@ async def test_a_node_that_is_not_well_is_not_ready_and_says_why(response: bytes
 
     async with raw_server(script) as server:
         node = node_at(server.port)
-        node.up()
+        node.up(0.0)
         assert not await probe(node)
         assert not node.ready
         assert trouble in node.trouble
@@ -163,7 +163,7 @@ async def test_one_lost_probe_is_not_the_death_of_a_well_node_and_two_are() -> N
     hasty = replace(LIMITS, timeout_s=0.02)
     async with raw_server(silent) as server:
         node = node_at(server.port)
-        node.up()
+        node.up(0.0)
         prober = Prober(Fleet([node]), rng=Random(1), limits=hasty)
         assert not await prober.probe(node)
         assert node.ready
