@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from edgeproxy.config import Address
+
 if TYPE_CHECKING:
     from edgeproxy.server import Running
 
@@ -70,6 +72,8 @@ def check(config: Path) -> None:
     from edgeproxy.access.origin import BindError, check_bind
     from edgeproxy.config import ConfigError
     from edgeproxy.config_file import load
+    from edgeproxy.upstream.node import Fleet
+    from edgeproxy.wire.tls import TlsError, server_context
 
     try:
         found = load(config)
@@ -77,7 +81,10 @@ def check(config: Path) -> None:
         for address in (found.listen.http, found.listen.https, found.listen.admin):
             if address is not None:
                 check_bind(address, keys_required=keys.required)
-    except (ConfigError, KeysError, BindError) as error:
+        if found.tls.certificate is not None and found.tls.key is not None:
+            server_context(found.tls.certificate, found.tls.key, ())
+        Fleet.from_config(found, token="")
+    except (ConfigError, KeysError, BindError, TlsError) as error:
         _fail(str(error))
     click.echo(f"{config} is valid")
     for region in found.regions:
@@ -134,18 +141,25 @@ def _announce(running: Running) -> None:
     model = next(iter(running.fleet.models), "MODEL")
     lines = ["", "edgeproxy is ready", ""]
     if listen.http is not None:
-        lines.append(f"  base URL    http://{listen.http}/v1")
+        lines.append(f"  base URL    http://{_reachable(listen.http)}/v1")
     if listen.https is not None:
-        lines.append(f"  with TLS    https://{listen.https}/v1   (HTTP/1.1, HTTP/2, HTTP/3)")
+        lines.append(f"  with TLS    https://{_reachable(listen.https)}/v1   (HTTP/1.1, HTTP/2, HTTP/3)")
     if running.certificate is not None:
         lines.append(f"              trust {running.certificate.ca}")
         lines.append(f"              SPKI {running.certificate.spki_sha256_b64}")
     if listen.admin is not None:
-        lines.append(f"  admin       http://{listen.admin}")
+        lines.append(f"  admin       http://{_reachable(listen.admin)}")
     if listen.http is not None:
-        lines += _examples(f"http://{listen.http}/v1", model, running.config.keys is not None)
+        lines += _examples(f"http://{_reachable(listen.http)}/v1", model, running.config.keys is not None)
     click.echo("\n".join([*lines, ""]))
     sys.stdout.flush()
+
+
+def _reachable(address: Address) -> Address:
+    """An address that can be pasted: a wildcard is bound, but is no place to connect to."""
+    return {"0.0.0.0": Address("127.0.0.1", address.port), "::": Address("::1", address.port)}.get(
+        address.host, address
+    )
 
 
 def _examples(base_url: str, model: str, keys: bool) -> list[str]:
@@ -157,6 +171,7 @@ def _examples(base_url: str, model: str, keys: bool) -> list[str]:
         "",
         f"curl {base_url}/chat/completions -H 'content-type: application/json'{bearer} -d '{body}'",
         "",
+        f"# {sys.executable}, or any Python after `pip install openai`",
         "from openai import OpenAI",
         f'client = OpenAI(base_url="{base_url}", api_key="{key}")',
         f'for chunk in client.chat.completions.create(model="{model}", temperature=0, stream=True,',

@@ -156,8 +156,13 @@ def _config(root: _Node, path: Path) -> Config:
 
 def _listen(node: _Node) -> Listen:
     found = {name: _address(item) for name, item in node.mapping(("http", "https", "admin")).items()}
+    seen: dict[Address, str] = {}
+    for name, address in found.items():
+        if address.port and address in seen:
+            raise node.error(f"{name} and {seen[address]} are both {address}", "give each its own port")
+        seen[address] = name
     if "http" not in found and "https" not in found:
-        raise node.error("opens neither http nor https", "give at least one of them an address such as 127.0.0.1:8080")
+        raise node.error("opens neither http nor https", "clients need one of them: http: 127.0.0.1:8080")
     return Listen(found.get("http"), found.get("https"), found.get("admin"))
 
 

@@ -91,6 +91,7 @@ def chat_request(body: Json) -> ChatRequest:
     present = {name: value for name, value in body.items() if value is not None}
     ignored = refuse_unsupported(present, HONOURED, UNSUPPORTED, "")
     messages, more = _messages(required(present, "messages"))
+    more.extend(f"stream_options.{name}" for name in _unknown_options(present.get("stream_options")))
     stream = boolean(present, "stream")
     return ChatRequest(
         model=text(required(present, "model"), "model", MAX_NAME_CHARS),
@@ -184,6 +185,11 @@ def _include_usage(value: Any, stream: bool) -> bool:
             "unsupported_parameter",
         )
     return boolean(value, "include_usage", "stream_options.")
+
+
+def _unknown_options(value: Any) -> list[str]:
+    known = ("include_usage", "include_obfuscation")
+    return [name for name in value if name not in known] if isinstance(value, dict) else []
 
 
 def _max_tokens(present: Json) -> int | None:
