@@ -39,6 +39,8 @@ from edgeproxy.wire.tls import DevCertificate, make_dev_certificate, server_cont
 
 HURRIED_S = 0.5
 """How long answers in progress may take to end after Ctrl-C."""
+OTHERS_S = 3.0
+"""How long the first node's readiness waits for the others' before it is announced."""
 ALT_SVC_S = 300
 """How long a client may remember that HTTP/3 is here: short, so that a withdrawn listener is soon forgotten."""
 
@@ -77,27 +79,29 @@ class Server:
         self._hurry = asyncio.Event()
 
     async def run(self, announce: Callable[[Running], None]) -> None:
-        """Until a signal. `announce` is called once, when the first node is ready. Raises StartError, ConfigError."""
+        """Until a signal. `announce` is called once, when every node is ready or, some seconds after the first, without
+        the others. Raises StartError, ConfigError."""
         self._handle_signals()
         launcher = Launcher(self._config, self._token, logging.getLogger("edgeproxy.child"))
         fleet = Fleet.from_config(self._config, token=self._token, origins=launcher.origins)
         certificate = self._development_certificate()
         public, admin = build(self._config, fleet, self._keys, self._log, Random(), int(time()))
-        ready = asyncio.Event()
-        prober = Prober(fleet, rng=Random(), changed=lambda node: self._node_changed(node, ready))
+        changed = asyncio.Event()
+        prober = Prober(fleet, rng=Random(), changed=lambda node: self._node_changed(node, changed))
         try:
             async with (
                 self._background(launcher.run()),
                 self._background(prober.run()),
                 self._listeners(public, admin, certificate),
             ):
-                await _first(ready, self._stop)
+                await self._until_ready(fleet, changed)
                 if not self._stop.is_set():
                     gc.collect()
                     gc.freeze()  # what start-up made stays; the collector need not look at it again
                     announce(Running(self._config, certificate, fleet))
                 await self._stop.wait()
-                self._log.say("stopping: answers in progress may end; press Ctrl-C to cut them off")
+                hurried = self._hurry.is_set()
+                self._log.say(f"stopping{'' if hurried else ': answers in progress may end; Ctrl-C cuts them off'}")
         finally:
             fleet.close()
 
@@ -198,13 +202,24 @@ class Server:
         assert development is not None
         return development.certificate, development.key
 
-    def _node_changed(self, node: Node, ready: asyncio.Event) -> None:
+    async def _until_ready(self, fleet: Fleet, changed: asyncio.Event) -> None:
+        """Or until the proxy is to stop."""
+        while not self._stop.is_set() and not any(node.ready for node in fleet.nodes):
+            await _first(changed, self._stop)
+            changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OTHERS_S):
+                while not self._stop.is_set() and not all(node.ready for node in fleet.nodes):
+                    await _first(changed, self._stop)
+                    changed.clear()
+
+    def _node_changed(self, node: Node, changed: asyncio.Event) -> None:
         if node.ready:
             distance = "" if node.rtt.srtt is None else f", {node.rtt.srtt * 1e3:.1f} ms away"
             self._log.say(f"{node.name}: ready{distance}")
-            ready.set()
         else:
             self._log.say(f"{node.name}: not ready: {node.trouble}")
+        changed.set()
 
 
 async def _first(*events: asyncio.Event) -> None:
