@@ -110,6 +110,11 @@ class Connection(asyncio.Protocol):
         return self._response is not None
 
     @property
+    def waiting(self) -> bool:
+        """For the head of a response."""
+        return self._response is not None and not self._response.status
+
+    @property
     def paused(self) -> bool:
         return self._paused
 

@@ -103,6 +103,12 @@ class Pool:
                 return
             self._rest(await self._connect(), 0)  # below those that have served: these are a reserve
 
+    def fail_waiting(self, cause: str) -> None:
+        """Ends the exchanges that have no head yet with an UpstreamError, so that they can be tried elsewhere."""
+        for connection in list(self._connections):
+            if connection.waiting:
+                connection.fail(cause)
+
     def close(self) -> None:
         """Aborts everything at once; requests under way and in line raise UpstreamError."""
         self._closed = True

@@ -44,6 +44,8 @@ class ProbeLimits:
     """Round trips of one probe. The smallest is the sample: what delays a single one is load, not distance."""
     jitter: float = 0.2
     timeout_s: float = 2.0
+    lost: int = 4
+    """Probes without an answer, one after the other, that make a node lost: what waits for it turns to another."""
     warm: int = 2
     """Idle connections kept open to each ready node."""
     body_bytes: int = 1024 * 1024
@@ -102,8 +104,13 @@ class Prober:
                 trouble = await self._measure(node)
                 await node.pool.warm(self._limits.warm)
         except TimeoutError:
+            if node.pool.waiting:
+                return node.ready  # the probe stood in line behind requests: the node is busy, and that is all we know
+            trouble = f"no answer to a probe within {self._limits.timeout_s:g} s"
             if failures or not node.ready:  # one lost probe alone is not the death of a node that was well
-                node.down(f"no answer to a probe within {self._limits.timeout_s:g} s")
+                node.down(trouble)
+            if failures + 1 >= self._limits.lost:  # frozen, or cut off without a word: its connections will not tell
+                node.pool.fail_waiting(trouble)
             return False
         except UpstreamError as error:
             node.down(error.message)

@@ -9,7 +9,7 @@ import pytest
 
 from edgeproxy.config import NodeConfig
 from edgeproxy.protocol.node.report import REPORT_HEADER, NodeState
-from edgeproxy.upstream.h1 import Pool, PoolLimits
+from edgeproxy.upstream.h1 import Pool, PoolLimits, UpstreamError
 from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.upstream.origin import Origin
 from edgeproxy.upstream.probe import ProbeLimits, Prober
@@ -171,6 +171,57 @@ async def test_one_lost_probe_is_not_the_death_of_a_well_node_and_two_are() -> N
         assert not node.ready
         assert "within 0.02 s" in node.trouble
         node.pool.close()
+
+
+async def test_what_waits_for_a_node_that_answers_no_probe_is_told_and_what_has_begun_goes_on() -> None:
+    heads = asyncio.Semaphore(0)
+
+    async def freezes_after_a_head(peer: Peer) -> None:
+        head, _ = await peer.request()
+        if b"/begun" in head:
+            await peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nab")
+        heads.release()
+        await peer.gone()
+
+    async with raw_server(freezes_after_a_head) as server:
+        node = node_at(server.port)
+        node.up(0.0)
+        begun = await node.pool.request(b"GET", b"/begun")
+        waiting = asyncio.create_task(node.pool.request(b"POST", b"/waiting", (), b"x"))
+        await heads.acquire()
+        await heads.acquire()
+        prober = Prober(Fleet([node]), rng=Random(1), limits=replace(LIMITS, timeout_s=0.02, lost=2))
+        await prober.probe(node)
+        assert not waiting.done()
+        await prober.probe(node, failures=1)
+        with pytest.raises(UpstreamError, match="no answer to a probe"):
+            await waiting
+        assert await begun.read() == b"ab"
+        node.pool.close()
+
+
+async def test_a_probe_that_stands_in_line_says_nothing_of_the_node() -> None:
+    arrived = asyncio.Event()
+
+    async def silent(peer: Peer) -> None:
+        await peer.request()
+        arrived.set()
+        await peer.gone()
+
+    async with raw_server(silent) as server:
+        config = NodeConfig("a", "native", f"http://127.0.0.1:{server.port}", ("m",))
+        node = Node(config, "near", Pool(Origin("http", "127.0.0.1", server.port), limits=PoolLimits(connections=1)))
+        node.up(0.0)
+        busy = asyncio.create_task(node.pool.request(b"POST", b"/", (), b"x"))
+        in_line = asyncio.create_task(node.pool.request(b"POST", b"/", (), b"x"))
+        await arrived.wait()
+        assert node.pool.waiting == 1
+        prober = Prober(Fleet([node]), rng=Random(1), limits=replace(LIMITS, timeout_s=0.02, lost=1))
+        assert await prober.probe(node, failures=5)
+        assert node.ready
+        assert not busy.done()
+        node.pool.close()
+        await asyncio.gather(busy, in_line, return_exceptions=True)
 
 
 async def test_a_successful_probe_closes_a_breaker_whose_wait_is_over() -> None:
