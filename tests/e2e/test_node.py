@@ -51,7 +51,10 @@ class Process:
 
     def until_free(self) -> dict[str, Any]:
         return self.until(
-            lambda status: status["running"] == 0 and status["kv_blocks_free"] == status["kv_blocks_total"]
+            lambda status: (
+                status["running"] == 0
+                and status["kv_blocks_free"] + status["kv_blocks_evictable"] == status["kv_blocks_total"]
+            )
         )
 
 

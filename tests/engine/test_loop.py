@@ -99,7 +99,7 @@ async def test_an_abort_frees_the_sequence_within_two_steps() -> None:
         generation.abort()
         executor.gate.release(10)
         assert (await all_of(generation)).finish is Finish.ABORT
-        await until(lambda: loop.load().blocks_free == executor.limits.blocks)
+        await until(lambda: loop.load().blocks_spare == executor.limits.blocks)
         assert loop.gauges.aborts == 1
         assert loop.gauges.abort_steps_max <= 2
         steps = len(executor.plans)
