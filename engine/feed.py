@@ -41,11 +41,11 @@ class BlockFeed:
         if not changes:
             return
         self._seq += 1
-        for change in changes:
-            if change.added:
-                self._parents[change.key] = change.parent
+        for added, key, parent in changes:
+            if added:
+                self._parents[key] = parent
             else:
-                self._parents.pop(change.key, None)
+                self._parents.pop(key, None)
         if self._readers:
             event = self._event("change", {"changes": [_view(change) for change in changes]})
             for reader in self._readers:
@@ -120,4 +120,5 @@ class Reader:
 
 
 def _view(change: BlockChange) -> list[str]:
-    return ["+" if change.added else "-", change.key.hex(), change.parent.hex()]
+    added, key, parent = change
+    return ["+" if added else "-", key.hex(), parent.hex()]

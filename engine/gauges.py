@@ -80,8 +80,9 @@ class Gauges:
     def stepped(self, plan: StepPlan, result: StepResult) -> None:
         seconds = result.ended - result.started
         self.step_ms += (seconds * 1000 - self.step_ms) * (STEP_WEIGHT if self.step_ms else 1.0)
-        prefill = sum(len(row.tokens) for row in plan.rows)
-        if 2 * prefill > sum(row.count for row in plan.rows):  # else the time is the decode rows'
+        chunks = [len(row.tokens) for row in plan.rows]
+        prefill = sum(chunks)
+        if prefill > chunks.count(0):  # else the time is the decode rows'
             self._prefill_tokens = self._prefill_tokens * PREFILL_DECAY + prefill
             self._prefill_s = self._prefill_s * PREFILL_DECAY + seconds
 

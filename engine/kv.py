@@ -13,8 +13,6 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
 from xxhash import xxh3_128_digest
 
 from engine.step import BLOCK_TOKENS
@@ -52,13 +50,9 @@ def extend(links: list[Link], tokens: array[int], salt: bytes) -> None:
         links.append((key, chunk))
 
 
-class BlockChange(NamedTuple):
-    """A prefix became, or is no longer, one that can be used again."""
-
-    added: bool
-    key: bytes
-    parent: bytes
-    """Key of the block before it; empty for the first of a sequence."""
+BlockChange = tuple[bool, bytes, bytes]
+"""A prefix became (True) or is no longer one that can be reused: its key, and the key of the block before it, empty for
+the first of a sequence."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +63,8 @@ class _Content:
     key: bytes
     before: _Content | bytes
     """The content of the block before it, or the salt."""
+    parent: bytes
+    """The key of the block before it, or nothing."""
     tokens: bytes
 
 
@@ -171,8 +167,9 @@ class BlockPool:
         if above is None:
             return block
         if twin is None:
-            self._index[key] = self._contents[block] = _Content(block, key, above, tokens)
-            self._changed(BlockChange(True, key, above.key if isinstance(above, _Content) else b""))
+            parent = above.key if isinstance(above, _Content) else b""
+            self._index[key] = self._contents[block] = _Content(block, key, above, parent, tokens)
+            self._changed((True, key, parent))
         elif twin.before == above and twin.tokens == tokens:
             if self._references[twin.block]:
                 self._references[twin.block] += 1
@@ -216,5 +213,4 @@ class BlockPool:
             raise IntegrityError(f"block {block} is idle without content")
         self._contents[block] = None
         del self._index[content.key]
-        before = content.before
-        self._changed(BlockChange(False, content.key, before.key if isinstance(before, _Content) else b""))
+        self._changed((False, content.key, content.parent))

@@ -109,7 +109,7 @@ class Scheduler:
         return Load(
             running=len(self._running),
             waiting=len(self._sequences) - len(self._running),
-            waiting_prefill_tokens=sum(sequence.prompt_left for sequence in self._sequences.values()),
+            waiting_prefill_tokens=sum(left.prompt_left for left in self._sequences.values() if left.prefills),
             blocks_free=free,
             blocks_evictable=spare - free,
             step=self._step,
@@ -151,7 +151,7 @@ class Scheduler:
         rows: list[Row] = []
         named: list[Sequence] = []
         for sequence in self._running.copy():
-            if sequence.decodes and sequence.phase is Phase.RUNNING and self._grow(sequence):
+            if sequence.decodes and (sequence.has_room or self._grow(sequence)):
                 rows.append(self._row(sequence, ()))
                 named.append(sequence)
         budget = min(self._limits.step_tokens - len(rows), self._prefill_tokens())
@@ -184,10 +184,11 @@ class Scheduler:
                 sequence.started = result.started
             if sequence.finish is not None:
                 continue
+            computed = ran.start + ran.count
             if row.finish is Finish.ERROR:
                 self._tables.forget(sequence)
-            else:
-                self._tables.computed(sequence, ran.start + ran.count, self._step)
+            elif computed // BLOCK_TOKENS > sequence.registered:
+                self._tables.computed(sequence, computed, self._step)
             if row.tokens or row.finish:
                 events.append((sequence.request.request_id, self._advance(sequence, row, result, now)))
         self._retire()
@@ -235,14 +236,11 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence) -> bool:
         """A block for its next position, at the cost of the last in rank; False where it sits this step out."""
-        while not self._tables.grow(sequence, sequence.planned + 1):
-            if self._leaving or not all(other.decodes or other.prompt_left for other in self._running):
+        while sequence.phase is Phase.RUNNING and not self._tables.grow(sequence, sequence.planned + 1):
+            if self._leaving or not all(other.decodes or other.prefills for other in self._running):
                 return False  # blocks are on their way
-            victim = self._running[-1]
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
+            self._preempt(self._running[-1])
+        return sequence.phase is Phase.RUNNING
 
     def _preempt(self, sequence: Sequence) -> None:
         """It starts again later with the tokens it has by then; what it computed may still be there."""
@@ -256,7 +254,7 @@ class Scheduler:
 
     def _prefills(self) -> list[Sequence]:
         """In the order in which they share the budget: of the best priority the one with least to do, or the oldest."""
-        found = [sequence for sequence in self._running if sequence.prompt_left]
+        found = [sequence for sequence in self._running if sequence.prefills]
         if len(found) < 2:
             return found
         oldest = found[0]

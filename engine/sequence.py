@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from engine.kv import TOKEN_TYPE, Link
-from engine.step import Finish, Sampling
+from engine.step import BLOCK_TOKENS, Finish, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Timing:
     """From there until the token left the engine."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
-    """What one or more steps added to a generation."""
+    """What one or more steps added to a generation. Nobody changes it; as a Row, it is not frozen by Python."""
 
     tokens: tuple[int, ...]
     """Sampled ids in order; with Finish.STOP the last of them is the stop id."""
@@ -105,6 +105,11 @@ class Sequence:
         self.prefill = len(self.tokens)
 
     @property
+    def prefills(self) -> bool:
+        """Whether known tokens are left to be run before it decodes."""
+        return self.planned < self.prefill
+
+    @property
     def prompt_left(self) -> int:
         """Known tokens that no plan runs yet, before it decodes."""
         return max(0, self.prefill - self.planned)
@@ -113,6 +118,11 @@ class Sequence:
     def decodes(self) -> bool:
         """Whether a further decode row is wanted: never one that could exceed max_tokens."""
         return self.planned >= self.prefill and self.sampling < self.request.max_tokens
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its blocks hold one more position."""
+        return self.planned < len(self.blocks) * BLOCK_TOKENS
 
     def restart(self) -> None:
         """Nothing of it is in an executor any more: the next run begins with all tokens known by now."""

@@ -84,8 +84,6 @@ class Tables:
     def computed(self, sequence: Sequence, positions: int, step: int) -> None:
         """Positions [0, positions) are computed; plans up to `step` may name the blocks as they are now."""
         end = positions // BLOCK_TOKENS
-        if sequence.registered >= end:
-            return
         extend(sequence.links, sequence.tokens, sequence.request.salt)
         for index in range(sequence.registered, end):
             block = sequence.blocks[index]

@@ -58,13 +58,14 @@ class Mirror:
         self.parents: dict[bytes, bytes] = {}
 
     def __call__(self, change: BlockChange) -> None:
-        if change.added:
-            assert change.key not in self.parents
-            assert not change.parent or change.parent in self.parents
-            self.parents[change.key] = change.parent
+        added, key, parent = change
+        if added:
+            assert key not in self.parents
+            assert not parent or parent in self.parents
+            self.parents[key] = parent
         else:
-            assert self.parents.pop(change.key) == change.parent
-            assert change.key not in self.parents.values()
+            assert self.parents.pop(key) == parent
+            assert key not in self.parents.values()
 
 
 Turn = tuple[str, int, list[int], bytes]
@@ -129,7 +130,7 @@ def test_no_block_has_two_owners_and_none_is_lost(steps: list[tuple[str, int]]) 
 
 def test_the_least_recently_used_goes_first_and_of_a_prefix_the_end() -> None:
     removed: list[bytes] = []
-    pool = BlockPool(4, lambda change: None if change.added else removed.append(change.key))
+    pool = BlockPool(4, lambda change: None if change[0] else removed.append(change[1]))
     old, new = links_of(blocks_of(1, 2)), links_of(blocks_of(3, 4))
     pool.release(computed(pool, old))
     pool.release(computed(pool, new))
