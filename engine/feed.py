@@ -1,4 +1,4 @@
-"""Which prefixes this node holds, told to whoever routes to it: a snapshot, then every change, as server-sent events."""
+"""Which prefixes this node holds, told to whoever routes to it: a snapshot, then each change, as server-sent events."""
 
 from __future__ import annotations
 

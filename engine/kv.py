@@ -13,6 +13,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
 from xxhash import xxh3_128_digest
 
 from engine.step import BLOCK_TOKENS

@@ -29,9 +29,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.executor = FakeExecutor(built_for=self.limits, clock=self.tick)
-        self.scheduler = Scheduler(
-            self.limits, self.gauges, queue=self.queue, mode=self.mode, quantum_s=self.quantum_s
-        )
+        self.scheduler = Scheduler(self.limits, self.gauges, queue=self.queue, mode=self.mode, quantum_s=self.quantum_s)
         self.requests: dict[str, GenerationRequest] = {}
         self._by_seed: dict[int, GenerationRequest] = {}
         self._in_slot: dict[int, GenerationRequest] = {}

@@ -11,7 +11,7 @@ from engine.admission import Mode
 from engine.executor.base import Limits
 from engine.gauges import Gauges
 from engine.scheduler import OLDEST_EVERY, PRIORITY_S, Scheduler
-from engine.step import Finish, StepPlan
+from engine.step import Finish
 from tests.engine.fake_executor import expected
 from tests.engine.scheduling import LIMITS, Bench
 
@@ -386,6 +386,17 @@ def test_timing_splits_the_way_to_the_first_token() -> None:
     assert timed[0] is not None
     assert (timed[0].queue_s, timed[0].prefill_s, timed[0].first_s) == (11, 1, 1)
     assert timed[1:] == [None]
+
+
+def test_dispatch_is_a_wake_after_idleness_and_a_gap_between_steps() -> None:
+    bench = Bench()
+    for name in "ab":
+        bench.add(name, 4, 3)
+        bench.run()
+    gauges = bench.gauges
+    assert (sum(gauges.wake.counts), sum(gauges.gap.counts)) == (2, 4)
+    assert gauges.wake.sum_us == pytest.approx(2e6)  # the clock of the bench goes on a second at each look
+    assert gauges.gap.sum_us == pytest.approx(4 * 2e6)
 
 
 def test_an_answer_to_another_step_is_an_error() -> None:
