@@ -4,7 +4,9 @@
 The best tenth of many runs, since others on the machine only ever add; an empty loop beside them tells how fast the
 machine is at the moment (15 ns an iteration where it is ours alone).
 
-.venv/bin/python scripts/bench/kv.py --out kv.json
+.venv/bin/python scripts/bench/kv.py --trace mooncake-conversation.jsonl --out kv.json
+
+A trace has a request a line with `hash_ids`, one for each block of its prompt (Mooncake, arXiv:2407.00079).
 """
 
 from __future__ import annotations
@@ -117,14 +119,44 @@ def scheduling(rows: int, steps: int) -> dict[str, float]:
     return {f"step us, {rows} rows": best_tenth(found), f"step us, {rows} rows, median": median(found)}
 
 
+def replay(requests: list[list[int]], blocks: int) -> int:
+    """Blocks found by requests that come one after the other."""
+    pool, found = BlockPool(blocks), 0
+    for hashes in requests:
+        links = [(value.to_bytes(8), b"") for value in hashes]
+        hits = pool.match(links, b"")
+        pool.retain(hits)
+        table = (*hits, *pool.allocate(len(links) - len(hits)))
+        for index in range(len(hits), len(links)):
+            pool.register(table[index], table[index - 1] if index else b"", links[index])
+        pool.release(table)
+        found += len(hits)
+    pool.check([])
+    return found
+
+
+def reuse_of(trace: Path) -> dict[str, float]:
+    """What pools of a part of the trace's unique blocks find of all that can be found."""
+    requests = [json.loads(line)["hash_ids"] for line in trace.read_text().splitlines()]
+    unique = len({value for hashes in requests for value in hashes})
+    most = replay(requests, unique)
+    shares = (0.25, 0.1, 0.05)
+    return {
+        f"trace, pool of {share:.0%}: found of all": replay(requests, int(unique * share)) / most for share in shares
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--trace", type=Path)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     loop = {"empty loop ns": 1000 * microseconds(empty_loop, 100_000, args.repeats)}
     results = {**loop, **reuse(args.repeats), **scheduling(1, args.steps), **scheduling(16, args.steps)}
+    if args.trace:
+        results |= reuse_of(args.trace)
     for name, value in results.items():
         print(f"{name:62} {value:8.2f}")
     if args.out:
