@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 
 from edgeproxy.protocol.openai.errors import ApiError
 from engine.executor.base import Limits
@@ -12,11 +13,25 @@ from engine.step import BLOCK_TOKENS
 
 RETRY_MS = (50, 30_000)
 """Least and most that a refused client is asked to wait."""
+GROWTH_BLOCKS = 2
+"""That an optimistic start is promised beyond what it knows, so that it gets somewhere before it may be preempted."""
 
 
-def blocks_needed(request: GenerationRequest) -> int:
-    """Worst case: every token of max_tokens is sampled. Reserved whole, so that an admitted request always ends."""
-    return blocks_for(len(request.prompt) + request.max_tokens)
+class Mode(StrEnum):
+    """What a sequence is promised at its start."""
+
+    GUARANTEE = "guarantee"
+    """Blocks for all of max_tokens: what is admitted runs to its end."""
+    OPTIMISTIC = "optimistic"
+    """Blocks for what is known and a little more: more run at the same time, the newest is preempted when all grow."""
+
+
+def blocks_needed(request: GenerationRequest, mode: Mode = Mode.GUARANTEE, known: int = 0) -> int:
+    """What to promise to a request of which `known` tokens (at least its prompt) are known."""
+    worst = blocks_for(len(request.prompt) + request.max_tokens)
+    if mode is Mode.GUARANTEE:
+        return worst
+    return min(worst, blocks_for(max(known, len(request.prompt))) + GROWTH_BLOCKS)
 
 
 def room(limits: Limits) -> int:
@@ -44,7 +59,7 @@ def check_fits(request: GenerationRequest, limits: Limits) -> None:
 def refusal(request: GenerationRequest, blocks_to_spare: int, wait_s: float) -> ApiError:
     """429 `oom_predicted`: the queue is full.
 
-    blocks_to_spare: free blocks less those that waiting requests will take.
+    blocks_to_spare: available blocks less those that are promised and those that waiting requests will be.
     wait_s: expected time until a place in the queue is free.
     """
     fits = max(0, blocks_to_spare * BLOCK_TOKENS - len(request.prompt))

@@ -18,6 +18,7 @@ from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.schema import ChatRequest, chat_request, parse_json
 from edgeproxy.protocol.openai.sse import MEDIA_TYPE
 from engine.chat import Answer, answer_id, created
+from engine.feed import TooManyReaders
 from engine.hosts import Hosts
 from engine.http import JSON, ClientGone, Exchange, Headers, Receive, Scope, Send
 from engine.node import Node
@@ -68,6 +69,7 @@ class NodeApp:
             "/healthz": ("GET", self._health),
             "/readyz": ("GET", self._ready),
             "/node/v1/status": ("GET", self._status),
+            "/node/v1/events": ("GET", self._events),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,9 +132,31 @@ class NodeApp:
         await exchange.respond(200, b'{"status":"ready"}')
 
     async def _status(self, exchange: Exchange) -> None:
+        self._check_token(exchange)
+        await exchange.respond(200, orjson.dumps(self._node.status(self._clock() - exchange.arrived)))
+
+    async def _events(self, exchange: Exchange) -> None:
+        self._check_token(exchange)
+        if exchange.method == "HEAD":
+            await exchange.respond(200, b"", STREAM)
+            return
+        try:
+            reader = self._node.feed.reader()
+        except TooManyReaders as error:
+            raise ApiError(429, "Too many follow this feed already.", code="rate_limit_exceeded") from error
+        try:
+            async with exchange.watched(reader.leave):
+                await exchange.start(200, STREAM)
+                while event := await reader.next():
+                    await exchange.write(event, more=True)
+                await exchange.write(b"", more=False)
+        finally:
+            reader.leave()
+
+    def _check_token(self, exchange: Exchange) -> None:
+        """Raises ApiError 403."""
         if self._token is not None and not hmac.compare_digest(exchange.header(TOKEN_HEADER), self._token):
             raise ApiError(403, f"This path needs the node token in {TOKEN_HEADER.decode()}.", code="node_token")
-        await exchange.respond(200, orjson.dumps(self._node.status(self._clock() - exchange.arrived)))
 
     async def _models(self, exchange: Exchange) -> None:
         await exchange.respond(200, model_list([model_view(self._node.model, self._started_at, "edgeproxy")]))

@@ -1,6 +1,8 @@
-"""What an engine learns of itself while it runs: rates for forecasts, and how fast aborted sequences go. Pure."""
+"""What an engine learns of itself while it runs: rates for forecasts, reuse, dispatch times, aborts. Pure."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from engine.step import StepPlan, StepResult
 
@@ -8,6 +10,39 @@ STEP_WEIGHT = 0.1
 """Of the newest step in the moving average of step times."""
 PREFILL_DECAY = 0.9
 """Per prefill step, of the sums behind the prefill rate."""
+BUCKETS = 24
+"""Powers of two microseconds: the last begins at 4 s."""
+
+
+class Histogram:
+    """Durations in buckets that double: bucket i counts those below 2**i microseconds and in no bucket before."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * BUCKETS
+        self.sum_us = 0.0
+
+    def observe(self, seconds: float) -> None:
+        us = max(0.0, seconds * 1e6)
+        self.sum_us += us
+        self.counts[min(int(us).bit_length(), BUCKETS - 1)] += 1
+
+    def quantile_us(self, q: float) -> int:
+        """The upper bound of the bucket that holds the quantile; 0 where nothing was observed."""
+        left = q * sum(self.counts)
+        for index, count in enumerate(self.counts):
+            left -= count
+            if count and left <= 0:
+                return 1 << index
+        return 0
+
+    def view(self) -> dict[str, Any]:
+        return {
+            "count": sum(self.counts),
+            "sum_us": round(self.sum_us, 1),
+            "p50_us": self.quantile_us(0.5),
+            "p99_us": self.quantile_us(0.99),
+            "buckets": {str(1 << index): count for index, count in enumerate(self.counts) if count},
+        }
 
 
 class Gauges:
@@ -19,6 +54,15 @@ class Gauges:
         """Sequences ended from outside: the client left, or a stop string was found."""
         self.abort_steps_max = 0
         """Most step counters between asking for such an end and its blocks being free."""
+        self.preemptions = 0
+        self.blocks_reused = 0
+        """Blocks that a sequence found computed."""
+        self.blocks_computed = 0
+        """Blocks that a sequence had to compute. Neither counts what a preempted one takes up again."""
+        self.gap = Histogram()
+        """The end of a step's last kernel to the start of the next step's first."""
+        self.wake = Histogram()
+        """A request's arrival at an idle engine to the start of the first kernel."""
         self._prefill_tokens = 0.0
         self._prefill_s = 0.0
 
@@ -27,11 +71,18 @@ class Gauges:
         """0 until a prefill ran."""
         return self._prefill_tokens / self._prefill_s if self._prefill_s else 0.0
 
+    @property
+    def kvr(self) -> float:
+        """Reused blocks of all that were reused or computed; 0 before the first."""
+        blocks = self.blocks_reused + self.blocks_computed
+        return self.blocks_reused / blocks if blocks else 0.0
+
     def stepped(self, plan: StepPlan, result: StepResult) -> None:
         seconds = result.ended - result.started
         self.step_ms += (seconds * 1000 - self.step_ms) * (STEP_WEIGHT if self.step_ms else 1.0)
-        prefill = sum(len(row.tokens) for row in plan.rows)
-        if 2 * prefill > sum(row.count for row in plan.rows):  # else the time is the decode rows'
+        chunks = [len(row.tokens) for row in plan.rows]
+        prefill = sum(chunks)
+        if prefill > chunks.count(0):  # else the time is the decode rows'
             self._prefill_tokens = self._prefill_tokens * PREFILL_DECAY + prefill
             self._prefill_s = self._prefill_s * PREFILL_DECAY + seconds
 

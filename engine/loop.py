@@ -13,12 +13,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeproxy.protocol.openai.errors import ApiError
+from engine.admission import Mode
 from engine.executor.base import Executor, Limits
+from engine.feed import BlockFeed
 from engine.gauges import Gauges
-from engine.scheduler import Load, Scheduler
+from engine.kv import BlockChange, IntegrityError
+from engine.scheduler import QUANTUM_S, Load, Scheduler
 from engine.sequence import Delta, GenerationRequest
 from engine.step import Finish
 
@@ -92,14 +95,31 @@ class EngineLoop:
     """
 
     def __init__(
-        self, executor: Executor, *, queue_length: int = 64, clock: Callable[[], float] = time.monotonic
+        self,
+        executor: Executor,
+        *,
+        queue_length: int = 64,
+        mode: Mode = Mode.GUARANTEE,
+        quantum_s: float = QUANTUM_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """quantum_s: about how long the prefill of one step may take."""
         self._executor = executor
         self._clock = clock
         self.limits: Limits = executor.limits
         self.numerics = executor.numerics
         self.gauges = Gauges()
-        self._scheduler = Scheduler(self.limits, self.gauges, queue=queue_length)
+        self.feed = BlockFeed(executor.numerics)
+        self._changes: list[BlockChange] = []
+        """Of the pool's index, since the event loop was told."""
+        self._scheduler = Scheduler(
+            self.limits,
+            self.gauges,
+            queue=queue_length,
+            mode=mode,
+            quantum_s=quantum_s,
+            changed=self._changes.append,
+        )
         self._load = self._scheduler.load()
         self._mailbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._generations: dict[str, Generation] = {}
@@ -130,7 +150,7 @@ class EngineLoop:
         """As of the last step, with what was asked for since counted as waiting."""
         load = self._load
         waiting = max(load.waiting, self.live - load.running)
-        return Load(load.running, waiting, load.waiting_prefill_tokens, load.blocks_free, load.step)
+        return replace(load, waiting=waiting)
 
     def stalled_s(self) -> float:
         """How long the executor has been at the step that is to complete next; 0 while nothing runs."""
@@ -166,7 +186,8 @@ class EngineLoop:
         commands = self._take()
         if None in commands:
             return False
-        self._emit([event for command in commands if command is not None for event in self._apply(command)])
+        if commands:
+            self._emit([event for command in commands if command is not None for event in self._apply(command)])
         while self._scheduler.in_flight < self._executor.depth and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
         if self._scheduler.in_flight:
@@ -175,6 +196,8 @@ class EngineLoop:
             result = self._executor.collect()
             self._collecting_since = None
             self._emit(list(self._scheduler.complete(result, self._clock())))
+        elif not self._scheduler.idle:
+            raise IntegrityError("requests are waiting or running, but no step can be planned")
         if self._scheduler.idle:
             self._scheduler.check()
         return True
@@ -196,9 +219,12 @@ class EngineLoop:
         return []
 
     def _emit(self, events: _Events) -> None:
+        """Changes of the index ride along: the event loop is not woken for them alone."""
         self._load = self._scheduler.load()
         if events:
-            self._call(lambda: self._deliver(events))
+            changes = self._changes.copy()
+            self._changes.clear()
+            self._call(lambda: self._deliver(events, changes))
 
     def _call(self, function: Callable[[], None]) -> None:
         if self._loop is not None and not self._loop.is_closed():
@@ -206,7 +232,8 @@ class EngineLoop:
 
     # The event loop's thread again.
 
-    def _deliver(self, events: _Events) -> None:
+    def _deliver(self, events: _Events, changes: list[BlockChange]) -> None:
+        self.feed.apply(changes)
         for request_id, item in events:
             generation = self._generations[request_id]
             generation.push(item)

@@ -8,6 +8,8 @@ from typing import Any
 from edgeproxy.protocol.node.report import NodeReport, NodeState
 from edgeproxy.protocol.openai.errors import ApiError
 from engine.chat import Chat
+from engine.feed import BlockFeed
+from engine.gauges import Gauges
 from engine.loop import EngineLoop
 from engine.step import BLOCK_TOKENS
 
@@ -36,6 +38,8 @@ class Node:
     def drain(self) -> None:
         """No new requests; those that run go on."""
         self._state = NodeState.DRAINING
+        if self._engine is not None:
+            self._engine.feed.close()
 
     @property
     def state(self) -> NodeState:
@@ -60,6 +64,13 @@ class Node:
         return self._chat
 
     @property
+    def feed(self) -> BlockFeed:
+        """Raises ApiError 503 before there is an engine."""
+        if self._engine is None:
+            raise ApiError(503, f"This node is {self.state}: it holds nothing yet.", code=f"node_{self.state}")
+        return self._engine.feed
+
+    @property
     def numerics(self) -> str:
         return self._engine.numerics if self._engine is not None else ""
 
@@ -75,7 +86,7 @@ class Node:
             waiting_prefill_tokens=load.waiting_prefill_tokens if load else 0,
             kv_blocks_total=engine.limits.blocks if engine else 0,
             kv_blocks_free=load.blocks_free if load else 0,
-            kv_blocks_evictable=0,
+            kv_blocks_evictable=load.blocks_evictable if load else 0,
             block_tokens=BLOCK_TOKENS,
             prefill_tokens_per_s=round(engine.gauges.prefill_tokens_per_s, 3) if engine else 0.0,
             step_ms=round(engine.gauges.step_ms, 3) if engine else 0.0,
@@ -86,9 +97,16 @@ class Node:
     def status(self, handling_s: float) -> dict[str, Any]:
         """The report and what only operators and tests ask for."""
         engine = self._engine
+        gauges = engine.gauges if engine is not None else Gauges()
         return {
             **asdict(self.report(handling_s)),
-            "aborts": engine.gauges.aborts if engine else 0,
-            "abort_steps_max": engine.gauges.abort_steps_max if engine else 0,
+            "aborts": gauges.aborts,
+            "abort_steps_max": gauges.abort_steps_max,
             "stalled_s": round(engine.stalled_s(), 3) if engine else 0.0,
+            "preemptions": gauges.preemptions,
+            "kv_blocks_reused": gauges.blocks_reused,
+            "kv_blocks_computed": gauges.blocks_computed,
+            "kvr": round(gauges.kvr, 4),
+            "ild_gap": gauges.gap.view(),
+            "ild_wake": gauges.wake.view(),
         }

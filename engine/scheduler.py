@@ -1,24 +1,36 @@
 """Who runs in the next step: continuous batching under one token budget.
 
-Decode rows come first, then prefill chunks in order of start; a new request joins at the next plan. Plans run one step
-ahead of results: a sequence's next decode row is planned before its last token is known, and what finished meanwhile
-runs nothing. A sequence holds the blocks of its worst case from start to end, so that nothing admitted ever runs dry.
-Blocks are freed when the last submitted plan that names them has completed.
+Decode rows come first, then prefill chunks, which together take about one quantum of time; a new request joins at the
+next plan. Plans run one step ahead of results: a sequence's next decode row is planned before its last token is known,
+and what finished meanwhile runs nothing. Blocks are released when the last submitted plan that names them has
+completed.
 
 Pure: no clock but the `now` passed in, no thread, no executor.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine import admission
 from engine.executor.base import Limits
 from engine.gauges import Gauges
-from engine.kv import BlockPool, IntegrityError, blocks_for
-from engine.sequence import Delta, GenerationRequest, Sequence, Timing
-from engine.step import Finish, Row, RowResult, StepPlan, StepResult
+from engine.kv import BlockChange, IntegrityError
+from engine.sequence import Delta, GenerationRequest, Phase, Sequence, Timing
+from engine.step import BLOCK_TOKENS, Finish, Row, RowResult, StepPlan, StepResult
+from engine.tables import Tables
+
+QUANTUM_S = 0.010
+"""About how long the prefill of one step may take: nobody who decodes waits longer for others' prompts."""
+LEAST_CHUNK = BLOCK_TOKENS
+"""Tokens of prefill a step, however slow they are."""
+PRIORITY_S = 1.0
+"""A request of one priority less waits as if it had come so much later: so it waits, but never for ever."""
+OLDEST_EVERY = 4
+"""Of so many steps one gives its prefill to the oldest first, the others to the shortest."""
 
 Events = list[tuple[str, Delta]]
 """Request id and what happened to it."""
@@ -33,27 +45,54 @@ class Load:
     waiting_prefill_tokens: int
     """Prompt tokens that no plan names yet, of running and waiting sequences."""
     blocks_free: int
+    """Blocks without content that are promised to nobody."""
+    blocks_evictable: int
+    """Blocks with content that nobody holds and nobody will need, as far as is known."""
     step: int
+
+    @property
+    def blocks_spare(self) -> int:
+        """What a new request can have."""
+        return self.blocks_free + self.blocks_evictable
+
+
+def _unheard(_: BlockChange) -> None: ...
 
 
 class Scheduler:
-    def __init__(self, limits: Limits, gauges: Gauges, *, queue: int) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        gauges: Gauges,
+        *,
+        queue: int,
+        mode: admission.Mode = admission.Mode.GUARANTEE,
+        quantum_s: float = QUANTUM_S,
+        changed: Callable[[BlockChange], None] = _unheard,
+    ) -> None:
+        """changed: called when a prefix becomes or is no longer one that can be reused."""
         if not 0 < limits.slots <= limits.step_tokens:
             raise ValueError(f"{limits.slots} slots need as many step tokens, {limits.step_tokens} given")
         self._limits = limits
         self._gauges = gauges
         self._queue = queue
-        self._pool = BlockPool(limits.blocks)
+        self._mode = mode
+        self._quantum_s = quantum_s
+        self._tables = Tables(limits.blocks, gauges, changed)
         self._slots = list(reversed(range(limits.slots)))
         self._sequences: dict[str, Sequence] = {}
-        """Waiting and running ones, in order of arrival."""
-        self._waiting: deque[Sequence] = deque()
+        """Those that have not ended, in order of arrival."""
+        self._waiting: list[Sequence] = []
+        """By rank, as are the running ones."""
         self._running: list[Sequence] = []
-        self._retiring: list[Sequence] = []
-        """Finished, but named by a plan that has not completed."""
+        self._leaving: list[Sequence] = []
         self._submitted: deque[tuple[StepPlan, list[Sequence]]] = deque()
+        self._arrivals = 0
         self._step = 0
         self._completed = 0
+        self._woken: float | None = None
+        """When the request came that ended idleness, until its first step is known."""
+        self._last_ended = 0.0
 
     @property
     def in_flight(self) -> int:
@@ -62,15 +101,17 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing to plan and nothing to complete. (What waits can always start on an empty pool.)"""
-        return not self._submitted and not self._running
+        """Nothing to plan and nothing to complete."""
+        return not self._submitted and not self._running and not self._waiting
 
     def load(self) -> Load:
+        spare, free = self._tables.spare, self._tables.free
         return Load(
             running=len(self._running),
-            waiting=len(self._waiting),
-            waiting_prefill_tokens=sum(sequence.prompt_left for sequence in self._sequences.values()),
-            blocks_free=self._pool.free,
+            waiting=len(self._sequences) - len(self._running),
+            waiting_prefill_tokens=sum(left.prompt_left for left in self._sequences.values() if left.prefills),
+            blocks_free=free,
+            blocks_evictable=spare - free,
             step=self._step,
         )
 
@@ -79,12 +120,16 @@ class Scheduler:
         if request.request_id in self._sequences or not request.prompt or request.max_tokens < 1:
             raise ValueError(f"request {request.request_id} is a duplicate or empty")
         admission.check_fits(request, self._limits)
-        sequence = Sequence(request, submitted)
+        rank = (submitted + request.priority * PRIORITY_S, self._arrivals)
+        sequence = Sequence(request, submitted, rank)
         must_wait = self._waiting or not self._can_start(sequence)
         if must_wait and len(self._waiting) >= self._queue:
             raise admission.refusal(request, self._blocks_to_spare(), self._expected_wait_s())
+        if self.idle:
+            self._woken = submitted
+        self._arrivals += 1
         self._sequences[request.request_id] = sequence
-        self._waiting.append(sequence)
+        insort(self._waiting, sequence, key=_rank)
         self._start_waiting()
 
     def abort(self, request_id: str, asked_at: int) -> Events:
@@ -93,31 +138,37 @@ class Scheduler:
         if sequence is None:
             return []
         sequence.aborted_at = asked_at
-        return [(request_id, self._end(sequence, Delta((), Finish.ABORT)))]
+        delta = self._end(sequence, Delta((), Finish.ABORT))
+        self._retire()
+        self._start_waiting()
+        return [(request_id, delta)]
 
     def abort_all(self) -> Events:
         return [event for request_id in list(self._sequences) for event in self.abort(request_id, self._step)]
 
     def plan(self) -> StepPlan | None:
         """The next step, or None where no sequence can run one. Every plan must come back to `complete`, in order."""
-        budget = self._limits.step_tokens
-        rows: list[tuple[Sequence, Row]] = []
-        for sequence in self._running:
-            if sequence.decodes:
-                rows.append((sequence, self._row(sequence, ())))
-        budget -= len(rows)
-        for sequence in self._running:
-            if chunk := min(sequence.prompt_left, budget):
-                tokens = sequence.request.prompt[sequence.planned : sequence.planned + chunk]
-                rows.append((sequence, self._row(sequence, tokens)))
-                budget -= chunk
+        rows: list[Row] = []
+        named: list[Sequence] = []
+        for sequence in self._running.copy():
+            if sequence.decodes and (sequence.has_room or self._grow(sequence)):
+                rows.append(self._row(sequence, ()))
+                named.append(sequence)
+        budget = min(self._limits.step_tokens - len(rows), self._prefill_tokens())
+        for sequence in self._prefills():
+            if budget <= 0:
+                break
+            tokens = self._chunk(sequence, budget)
+            rows.append(self._row(sequence, tokens))
+            named.append(sequence)
+            budget -= len(tokens)
         if not rows:
             return None
         self._step += 1
-        for sequence, _ in rows:
+        for sequence in named:
             sequence.last_step = self._step
-        plan = StepPlan(self._step, tuple(row for _, row in rows))
-        self._submitted.append((plan, [sequence for sequence, _ in rows]))
+        plan = StepPlan(self._step, tuple(rows))
+        self._submitted.append((plan, named))
         return plan
 
     def complete(self, result: StepResult, now: float) -> Events:
@@ -126,50 +177,122 @@ class Scheduler:
         if result.step != plan.step or [row.slot for row in result.rows] != [row.slot for row in plan.rows]:
             raise RuntimeError(f"the executor answered step {plan.step} with another's rows ({result.step})")
         self._completed = plan.step
-        self._gauges.stepped(plan, result)
+        self._clocked(plan, result)
         events: Events = []
-        for sequence, row in zip(sequences, result.rows, strict=True):
+        for sequence, ran, row in zip(sequences, plan.rows, result.rows, strict=True):
             if sequence.started is None:
                 sequence.started = result.started
-            if sequence.finish is None and (row.tokens or row.finish):
+            if sequence.finish is not None:
+                continue
+            computed = ran.start + ran.count
+            if row.finish is Finish.ERROR:
+                self._tables.forget(sequence)
+            elif computed // BLOCK_TOKENS > sequence.registered:
+                self._tables.computed(sequence, computed, self._step)
+            if row.tokens or row.finish:
                 events.append((sequence.request.request_id, self._advance(sequence, row, result, now)))
         self._retire()
+        self._start_waiting()
         return events
 
     def check(self) -> None:
         """Raises IntegrityError unless every block and slot is where it belongs."""
-        holders = self._running + self._retiring
-        self._pool.check(sequence.blocks for sequence in holders)
+        holders = self._running + self._leaving
+        self._tables.check(holders)
         if sorted(self._slots + [sequence.slot for sequence in holders]) != list(range(self._limits.slots)):
             raise IntegrityError("slots are lost or held twice")
+        if self._tables.spare < 0:
+            raise IntegrityError(f"{-self._tables.spare} more blocks are promised than there are")
+
+    # What waits.
 
     def _can_start(self, sequence: Sequence) -> bool:
-        return bool(self._slots) and admission.blocks_needed(sequence.request) <= self._pool.free
+        if not self._slots:
+            return False
+        growing = len(self._running) if self._mode is admission.Mode.OPTIMISTIC else 0
+        return self._tables.fits(sequence, self._needed(sequence), headroom=growing)
+
+    def _needed(self, sequence: Sequence) -> int:
+        return admission.blocks_needed(sequence.request, self._mode, len(sequence.tokens))
 
     def _start_waiting(self) -> None:
-        """In order of arrival, without overtaking: a large request at the head waits, but never for ever."""
+        """By rank, without overtaking: a large request at the head waits, but never for ever."""
         while self._waiting and self._can_start(self._waiting[0]):
-            sequence = self._waiting.popleft()
+            sequence = self._waiting.pop(0)
+            sequence.phase = Phase.RUNNING
             sequence.slot = self._slots.pop()
-            sequence.blocks = self._pool.allocate(admission.blocks_needed(sequence.request))
-            self._running.append(sequence)
+            self._tables.open(sequence, self._needed(sequence))
+            insort(self._running, sequence, key=_rank)
+
+    def _blocks_to_spare(self) -> int:
+        return self._tables.spare - sum(self._needed(sequence) for sequence in self._waiting)
+
+    def _expected_wait_s(self) -> float:
+        """Until the first running sequence ends, at the latest."""
+        left = [sequence.request.max_tokens - sequence.generated for sequence in self._running]
+        return min(left, default=0) * self._gauges.step_ms / 1000
+
+    # What runs.
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """A block for its next position, at the cost of the last in rank; False where it sits this step out."""
+        while sequence.phase is Phase.RUNNING and not self._tables.grow(sequence, sequence.planned + 1):
+            if self._leaving or not all(other.decodes or other.prefills for other in self._running):
+                return False  # blocks are on their way
+            self._preempt(self._running[-1])
+        return sequence.phase is Phase.RUNNING
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """It starts again later with the tokens it has by then; what it computed may still be there."""
+        self._gauges.preemptions += 1
+        self._leave(sequence)
+        self._retire()
+
+    def _prefill_tokens(self) -> int:
+        rate = self._gauges.prefill_tokens_per_s
+        return max(LEAST_CHUNK, int(rate * self._quantum_s)) if rate else self._limits.step_tokens
+
+    def _prefills(self) -> list[Sequence]:
+        """In the order in which they share the budget: of the best priority the one with least to do, or the oldest."""
+        found = [sequence for sequence in self._running if sequence.prefills]
+        if len(found) < 2:
+            return found
+        oldest = found[0]
+        found.sort(key=_shortness)
+        if self._step % OLDEST_EVERY == 0:
+            found.remove(oldest)
+            found.insert(0, oldest)
+        return found
+
+    def _chunk(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        self._tables.reuse(sequence)
+        start = sequence.planned
+        end = min(sequence.prefill, start + most)
+        if not self._tables.grow(sequence, end):
+            raise IntegrityError(f"request {sequence.request.request_id} was promised fewer blocks than its prompt")
+        return tuple(sequence.tokens[start:end])
 
     def _row(self, sequence: Sequence, tokens: tuple[int, ...]) -> Row:
         start = sequence.planned
         sequence.planned += len(tokens) or 1
-        sample = not sequence.prompt_left
+        sample = sequence.planned >= sequence.prefill
         sequence.sampling += sample
-        return Row(
-            slot=sequence.slot,
-            start=start,
-            tokens=tokens,
-            blocks=sequence.blocks[: blocks_for(sequence.planned)],
-            sample=sample,
-            opens=sequence.request.sampling if start == sequence.cached else None,
-        )
+        opens = None if sequence.opened else sequence.request.sampling
+        sequence.opened = True
+        return Row(sequence.slot, start, tokens, sequence.blocks, sample, opens)
+
+    def _clocked(self, plan: StepPlan, result: StepResult) -> None:
+        self._gauges.stepped(plan, result)
+        if self._woken is None:
+            self._gauges.gap.observe(result.started - self._last_ended)
+        else:
+            self._gauges.wake.observe(result.started - self._woken)
+            self._woken = None
+        self._last_ended = result.ended
 
     def _advance(self, sequence: Sequence, row: RowResult, result: StepResult, now: float) -> Delta:
         first = not sequence.generated
+        sequence.tokens.extend(row.tokens)
         sequence.generated += len(row.tokens)
         finish = row.finish
         if finish is None and sequence.generated >= sequence.request.max_tokens:
@@ -181,34 +304,44 @@ class Scheduler:
         delta = Delta(row.tokens, finish, timing, sequence.cached if timing else 0)
         return self._end(sequence, delta) if finish else delta
 
+    # What goes.
+
     def _end(self, sequence: Sequence, delta: Delta) -> Delta:
         sequence.finish = delta.finish
         del self._sequences[sequence.request.request_id]
-        if sequence.slot < 0:
+        if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
             self._freed(sequence)
-        else:
-            self._running.remove(sequence)
-            self._retiring.append(sequence)
-        self._retire()
+        elif sequence.phase is Phase.RUNNING:
+            self._leave(sequence)
         return delta
 
+    def _leave(self, sequence: Sequence) -> None:
+        sequence.phase = Phase.LEAVING
+        self._running.remove(sequence)
+        self._leaving.append(sequence)
+        self._tables.keep_promise(sequence)
+
     def _retire(self) -> None:
-        for sequence in [waited for waited in self._retiring if waited.last_step <= self._completed]:
-            self._retiring.remove(sequence)
-            self._pool.release(sequence.blocks)
+        self._tables.completed(self._completed)
+        for sequence in [left for left in self._leaving if left.last_step <= self._completed]:
+            self._leaving.remove(sequence)
+            self._tables.release(sequence)
             self._slots.append(sequence.slot)
-            self._freed(sequence)
-        self._start_waiting()
+            if sequence.finish is None:
+                sequence.restart()
+                insort(self._waiting, sequence, key=_rank)
+            else:
+                self._freed(sequence)
 
     def _freed(self, sequence: Sequence) -> None:
         if sequence.aborted_at is not None:
             self._gauges.freed(self._step - sequence.aborted_at)
 
-    def _blocks_to_spare(self) -> int:
-        return self._pool.free - sum(admission.blocks_needed(sequence.request) for sequence in self._waiting)
 
-    def _expected_wait_s(self) -> float:
-        """Until the first running sequence ends, at the latest."""
-        left = [sequence.request.max_tokens - sequence.generated for sequence in self._running]
-        return min(left, default=0) * self._gauges.step_ms / 1000
+def _rank(sequence: Sequence) -> tuple[float, int]:
+    return sequence.rank
+
+
+def _shortness(sequence: Sequence) -> tuple[int, int, tuple[float, int]]:
+    return sequence.request.priority, sequence.prompt_left, sequence.rank

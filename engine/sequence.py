@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
 
-from engine.step import Finish, Sampling
+from engine.kv import TOKEN_TYPE, Link
+from engine.step import BLOCK_TOKENS, Finish, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,10 @@ class GenerationRequest:
     sampling: Sampling
     max_tokens: int
     """Most tokens to sample, at least one."""
+    salt: bytes = b""
+    """Only requests of the same salt share KV: a secret's function of the tenant."""
+    priority: int = 0
+    """Lower runs earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +37,9 @@ class Timing:
     """From there until the token left the engine."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
-    """What one or more steps added to a generation."""
+    """What one or more steps added to a generation. Nobody changes it; as a Row, it is not frozen by Python."""
 
     tokens: tuple[int, ...]
     """Sampled ids in order; with Finish.STOP the last of them is the stop id."""
@@ -43,20 +50,44 @@ class Delta:
     """Prompt tokens whose KV was reused instead of computed; set beside `timing`."""
 
 
+class Phase(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    """Ended or preempted, but a plan that has not completed may name it."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The scheduler's state of one request. Only the scheduler writes it."""
+    """The scheduler's state of one request. Only the scheduler and its tables write it."""
 
     request: GenerationRequest
     submitted: float
     """Clock in seconds."""
+    rank: tuple[float, int]
+    """Order among all requests, the lowest first; no two have the same."""
+    phase: Phase = Phase.WAITING
     slot: int = -1
+    opened: bool = False
+    """A plan has opened the slot."""
+    tokens: array[int] = field(init=False)
+    """All that are known: the prompt and what was sampled."""
+    links: list[Link] = field(default_factory=list)
+    """Of the full blocks of `tokens`, as far as they were needed."""
     blocks: tuple[int, ...] = ()
-    """Physical blocks, enough for prompt + max_tokens, from start to release."""
+    """Physical blocks of positions [0, planned)."""
+    promised: int = 0
+    """Blocks that it may still take, whatever others do."""
+    registered: int = 0
+    """Leading blocks that were offered to the index."""
+    counted: int = 0
+    """Leading blocks that the gauges know of."""
     cached: int = 0
-    """Prompt tokens that are in `blocks` from the start."""
+    """Prompt tokens whose KV was found instead of computed."""
+    prefill: int = field(init=False)
+    """Tokens known when it started, to be run before it decodes."""
     planned: int = 0
-    """Positions covered by submitted plans (and by the cache)."""
+    """Positions covered by submitted plans and by reuse."""
     sampling: int = 0
     """Tokens that submitted plans sample: known results and those on their way."""
     generated: int = 0
@@ -69,12 +100,33 @@ class Sequence:
     aborted_at: int | None = None
     """Step counter when its end was asked for."""
 
+    def __post_init__(self) -> None:
+        self.tokens = array(TOKEN_TYPE, self.request.prompt)
+        self.prefill = len(self.tokens)
+
+    @property
+    def prefills(self) -> bool:
+        """Whether known tokens are left to be run before it decodes."""
+        return self.planned < self.prefill
+
     @property
     def prompt_left(self) -> int:
-        """Prompt tokens not planned yet."""
-        return max(0, len(self.request.prompt) - self.planned)
+        """Known tokens that no plan runs yet, before it decodes."""
+        return max(0, self.prefill - self.planned)
 
     @property
     def decodes(self) -> bool:
         """Whether a further decode row is wanted: never one that could exceed max_tokens."""
-        return not self.prompt_left and self.sampling < self.request.max_tokens
+        return self.planned >= self.prefill and self.sampling < self.request.max_tokens
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its blocks hold one more position."""
+        return self.planned < len(self.blocks) * BLOCK_TOKENS
+
+    def restart(self) -> None:
+        """Nothing of it is in an executor any more: the next run begins with all tokens known by now."""
+        self.phase = Phase.WAITING
+        self.slot, self.opened = -1, False
+        self.blocks, self.registered, self.planned = (), 0, 0
+        self.prefill = len(self.tokens)

@@ -31,6 +31,8 @@ PURE = [
     "edgeproxy/protocol",
     "engine/scheduler.py",
     "engine/kv.py",
+    "engine/tables.py",
+    "engine/gauges.py",
     "engine/admission.py",
     "engine/sequence.py",
     "engine/step.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -51,7 +52,10 @@ class Process:
 
     def until_free(self) -> dict[str, Any]:
         return self.until(
-            lambda status: status["running"] == 0 and status["kv_blocks_free"] == status["kv_blocks_total"]
+            lambda status: (
+                status["running"] == 0
+                and status["kv_blocks_free"] + status["kv_blocks_evictable"] == status["kv_blocks_total"]
+            )
         )
 
 
@@ -95,6 +99,10 @@ def test_a_stream_says_what_a_whole_answer_says(client: openai.OpenAI) -> None:
     ) as stream:
         *chunks, last = list(stream)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert last.usage is not None
+    assert last.usage.prompt_tokens_details is not None
+    assert last.usage.prompt_tokens_details.cached_tokens == 32
+    whole.usage.prompt_tokens_details = last.usage.prompt_tokens_details
     assert last.usage == whole.usage
     assert last.system_fingerprint == whole.system_fingerprint
 
@@ -115,6 +123,28 @@ def test_a_seed_repeats_and_other_requests_beside_it_change_nothing(node: Proces
     alone, again, other, third, _ = asyncio.run(together())
     assert alone == again == third
     assert other != alone
+
+
+def test_the_next_turn_of_a_chat_finds_what_the_last_one_computed(node: Process, client: openai.OpenAI) -> None:
+    question: ChatCompletionMessageParam = {"role": "user", "content": "Name three rivers of Europe."}
+    first = client.chat.completions.create(model=MODEL, messages=[question], temperature=0, max_tokens=40)
+    assert first.usage is not None
+    said: ChatCompletionMessageParam = {"role": "assistant", "content": first.choices[0].message.content}
+    then: ChatCompletionMessageParam = {"role": "user", "content": "And in Asia?"}
+    second = client.chat.completions.create(model=MODEL, messages=[question, said, then], temperature=0, max_tokens=8)
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    cached = second.usage.prompt_tokens_details.cached_tokens or 0
+    assert cached > first.usage.prompt_tokens
+    assert cached % 16 == 0
+    status = node.until_free()
+    assert status["kv_blocks_reused"] > 0
+    with httpx.stream("GET", f"{node.url}/node/v1/events", headers={TOKEN_HEADER.decode(): TOKEN}) as feed:
+        lines = feed.iter_lines()
+        assert next(lines) == "event: snapshot"
+        next(lines)
+        snapshot = json.loads(next(lines).removeprefix("data: "))
+    assert len(snapshot["blocks"]) == status["kv_blocks_evictable"]
 
 
 def test_errors_reach_the_client_as_its_own_exceptions(client: openai.OpenAI) -> None:

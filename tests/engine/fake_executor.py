@@ -1,7 +1,8 @@
 """A scripted executor: no model, but a strict reader of plans.
 
-Its "KV" is a grid of token ids, written where a plan says and read back before each token is made. So a block shared by
-mistake, a position skipped or a table too short shows as a wrong token, and every breach of the contract raises.
+Its "KV" is a grid of cells, written where a plan says and read back before each token is made. As in a real model, a
+cell depends on all tokens up to it. So a block reused for another prefix, one written while others read it, a position
+skipped or a table too short shows as a wrong token or raises, as does every breach of the contract.
 """
 
 from __future__ import annotations
@@ -38,6 +39,18 @@ def expected(
     return history[len(prompt) :]
 
 
+Cell = tuple[int, int]
+"""A token and a digest of all tokens up to it."""
+
+
+def written(row: Row) -> tuple[int, ...]:
+    return row.blocks[row.start // BLOCK_TOKENS :]
+
+
+def cell(before: Cell | None, token: int) -> Cell:
+    return token, zlib.crc32(token.to_bytes(4), before[1] if before else 0)
+
+
 @dataclass
 class _Slot:
     sampling: Sampling
@@ -61,7 +74,7 @@ class FakeExecutor(Executor):
     closed: bool = False
     submitted: deque[StepPlan] = field(default_factory=deque)
     _slots: dict[int, _Slot] = field(default_factory=dict)
-    _kv: dict[tuple[int, int], int] = field(default_factory=dict)
+    _kv: dict[tuple[int, int], Cell] = field(default_factory=dict)
 
     @property
     def limits(self) -> Limits:
@@ -77,8 +90,10 @@ class FakeExecutor(Executor):
         assert plan.rows, "an empty plan"
         assert sum(row.count for row in plan.rows) <= self.limits.step_tokens, "over the token budget"
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot twice"
-        blocks = [block for row in plan.rows for block in row.blocks]
-        assert len(set(blocks)) == len(blocks), "a block in two tables"
+        for row in plan.rows:
+            others = {block for other in plan.rows if other is not row for block in other.blocks}
+            assert len(set(row.blocks)) == len(row.blocks), "a block twice in a table"
+            assert not others & set(written(row)), "a row writes a block of another's table"
         self.plans.append(plan)
         self.submitted.append(plan)
 
@@ -99,23 +114,38 @@ class FakeExecutor(Executor):
 
     def _run(self, row: Row) -> RowResult:
         if row.opens is not None:
-            assert row.start == 0
+            assert row.tokens, "the first row of a sequence brings its tokens"
             self._slots[row.slot] = _Slot(row.opens)
         slot = self._slots[row.slot]
         if slot.finished and not row.tokens:
             return RowResult(row.slot)
-        assert row.start == slot.length, "positions follow each other"
+        reused = row.tokens and row.start > slot.length and row.start % BLOCK_TOKENS == 0
+        assert row.start == slot.length or reused, "positions follow each other"
         assert len(row.blocks) == -(-(row.start + row.count) // BLOCK_TOKENS), "the table covers the positions"
         assert row.start + row.count <= self.limits.context
         for position, token in enumerate(row.tokens or (slot.last,), row.start):
-            self._kv[row.blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = token
-        slot.length += row.count
+            before = self._kv[_place(row, position - 1)] if position else None
+            self._kv[_place(row, position)] = cell(before, token)
+        slot.length = row.start + row.count
         if not row.sample:
             return RowResult(row.slot)
         if slot.length == self.diverges_at:
             slot.finished = True
             return RowResult(row.slot, (), Finish.ERROR)
-        cells = ((row.blocks[i // BLOCK_TOKENS], i % BLOCK_TOKENS) for i in range(slot.length))
-        slot.last = self.script([self._kv[cell] for cell in cells])
+        slot.last = self.script(self._read(row, slot.length))
         slot.finished = slot.last in slot.sampling.stop_ids
         return RowResult(row.slot, (slot.last,), Finish.STOP if slot.finished else None)
+
+    def _read(self, row: Row, length: int) -> list[int]:
+        tokens: list[int] = []
+        before: Cell | None = None
+        for position in range(length):
+            found = self._kv[_place(row, position)]
+            assert found == cell(before, found[0]), f"position {position} was computed after other tokens"
+            tokens.append(found[0])
+            before = found
+        return tokens
+
+
+def _place(row: Row, position: int) -> tuple[int, int]:
+    return row.blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS

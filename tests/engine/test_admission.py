@@ -54,3 +54,12 @@ def test_what_waits_already_has_the_memory() -> None:
     error = admission.refusal(request(10, 50), -3, 1.0)
     assert error.recovery is not None
     assert error.recovery["max_tokens_that_fit"] == 0
+
+
+def test_a_guarantee_is_for_all_of_max_tokens() -> None:
+    assert admission.blocks_needed(request(20, 100), admission.Mode.GUARANTEE, 70) == 8
+
+
+@pytest.mark.parametrize(("max_tokens", "known", "blocks"), [(100, 20, 4), (100, 70, 7), (100, 110, 8), (1, 20, 2)])
+def test_an_optimistic_start_gets_what_is_known_and_a_little(max_tokens: int, known: int, blocks: int) -> None:
+    assert admission.blocks_needed(request(20, max_tokens), admission.Mode.OPTIMISTIC, known) == blocks

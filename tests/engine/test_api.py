@@ -11,6 +11,7 @@ import pytest
 
 from edgeproxy.protocol.node import report
 from engine.api import ApiLimits, NodeApp
+from engine.feed import READERS
 from engine.hosts import Hosts
 from engine.node import Node
 from engine.text.template import ChatTemplate
@@ -36,7 +37,7 @@ async def until(condition: Callable[[], bool], gate: threading.Semaphore | None 
 
 
 async def until_free(served: Served) -> None:
-    await until(lambda: served.engine.load().blocks_free == LIMITS.blocks)
+    await until(lambda: served.engine.load().blocks_spare == LIMITS.blocks)
 
 
 async def test_a_whole_answer(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
@@ -70,7 +71,7 @@ async def test_a_stream_says_the_same_in_pieces(tokenizer: Tokenizer, chat_templ
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-2:] == [None, "stop"]
     assert usage["choices"] == []
-    assert usage["usage"] == whole["usage"]
+    assert usage["usage"] | {"prompt_tokens_details": None} == whole["usage"] | {"prompt_tokens_details": None}
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
@@ -176,7 +177,7 @@ async def test_a_client_that_leaves_frees_its_sequence(
             await until(partial(lambda done: served.engine.load().step == done + 3, step))
         await until(lambda: served.engine.load().step == steps + 2)
         call.leave()
-        await until(lambda: served.engine.load().blocks_free == LIMITS.blocks, gate)
+        await until(lambda: served.engine.load().blocks_spare == LIMITS.blocks, gate)
         await call.done()
         assert served.engine.gauges.aborts == 1
         assert served.engine.gauges.abort_steps_max <= 2
@@ -367,7 +368,68 @@ async def test_models_and_status(tokenizer: Tokenizer, chat_template: ChatTempla
     assert (head.status, head.body) == (200, b"")
     assert (status["state"], status["running"], status["waiting"], status["aborts"]) == ("ready", 0, 0, 0)
     assert status["step_counter"] > 0
-    assert {"abort_steps_max", "stalled_s", "kv_blocks_free", "prefill_tokens_per_s"} <= set(status)
+    assert {"abort_steps_max", "stalled_s", "preemptions", "prefill_tokens_per_s"} <= set(status)
+    assert status["kv_blocks_free"] + status["kv_blocks_evictable"] == status["kv_blocks_total"]
+    assert status["kv_blocks_evictable"] > 0
+    assert (status["kv_blocks_reused"], status["kvr"]) == (0, 0.0)
+    assert status["kv_blocks_computed"] > 0
+    assert (status["ild_wake"]["count"], status["ild_gap"]["count"]) == (1, status["step_counter"] - 1)
+
+
+async def test_usage_tells_what_was_reused_in_the_next_turn(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
+    async with serving(executor(tokenizer), tokenizer, chat_template) as served:
+        first = {"role": "user", "content": "Tell me something about the sea, and about the ships on it."}
+        answers = []
+        for messages in (
+            [first],
+            [first, {"role": "assistant", "content": TEXT}, {"role": "user", "content": "More?"}],
+        ):
+            answers.append((await chat_call(served.app, more={"messages": messages}).done()).json()["usage"])
+        status = served.node.status(0.0)
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in answers]
+    known = answers[0]["prompt_tokens"] + answers[0]["completion_tokens"] - 1
+    assert cached == [0, known // 16 * 16]
+    assert status["kv_blocks_reused"] == cached[1] // 16
+
+
+TOKEN_FIELD = [(b"x-node-token", b"secret")]
+
+
+async def test_the_feed_of_blocks_follows_what_requests_do_until_the_node_drains(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    async with serving(executor(tokenizer), tokenizer, chat_template, token=b"secret") as served:
+        feed = Call(served.app, "GET", "/node/v1/events", headers=TOKEN_FIELD)
+        await feed.text_holds(b"event: snapshot\nid: 0\n")
+        await chat_call(served.app).done()
+        await feed.text_holds(b'event: change\nid: 1\ndata: {"seq":1,"changes":[["+"')
+        served.node.drain()
+        await feed.done()
+    assert (feed.status, feed.headers[b"content-type"], feed.ended) == (200, b"text/event-stream", True)
+
+
+async def test_who_leaves_the_feed_makes_room_in_it(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
+    async with serving(executor(tokenizer), tokenizer, chat_template, token=b"secret") as served:
+        calls = [Call(served.app, "GET", "/node/v1/events", headers=TOKEN_FIELD) for _ in range(READERS)]
+        for call in calls:
+            await call.text_holds(b"snapshot")
+        refused = await Call(served.app, "GET", "/node/v1/events", headers=TOKEN_FIELD).done()
+        calls[0].leave()
+        await calls[0].done()
+        again = Call(served.app, "GET", "/node/v1/events", headers=TOKEN_FIELD)
+        await again.text_holds(b"snapshot")
+        for call in [*calls[1:], again]:
+            call.leave()
+            await call.done()
+    assert (refused.status, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+async def test_the_feed_needs_the_token_and_an_engine(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
+    async with serving(executor(tokenizer), tokenizer, chat_template, token=b"secret") as served:
+        without = await Call(served.app, "GET", "/node/v1/events").done()
+        head = await Call(served.app, "HEAD", "/node/v1/events", headers=TOKEN_FIELD).done()
+    early = await Call(NodeApp(Node(MODEL), Hosts("127.0.0.1"), None), "GET", "/node/v1/events").done()
+    assert (without.status, head.status, head.body, early.status) == (403, 200, b"", 503)
 
 
 async def test_a_long_prompt_does_not_hold_the_event_loop(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.gauges import Gauges
+from engine.gauges import BUCKETS, Gauges, Histogram
 from engine.step import Row, StepPlan, StepResult
 
 
@@ -45,3 +45,34 @@ def test_the_slowest_abort_is_kept() -> None:
     for steps in (0, 2, 1):
         gauges.freed(steps)
     assert (gauges.aborts, gauges.abort_steps_max) == (3, 2)
+
+
+def test_a_histogram_doubles_its_buckets() -> None:
+    histogram = Histogram()
+    for us in (0, 0.5, 1, 3, 3.9, 4, 1e9):
+        histogram.observe(us * 1e-6)
+    assert histogram.counts[:4] == [2, 1, 2, 1]
+    assert histogram.counts[BUCKETS - 1] == 1
+    assert histogram.view()["buckets"] == {"1": 2, "2": 1, "4": 2, "8": 1, str(1 << (BUCKETS - 1)): 1}
+
+
+def test_a_histogram_tells_quantiles_by_their_bucket() -> None:
+    histogram = Histogram()
+    assert histogram.quantile_us(0.5) == 0
+    for us in [3] * 98 + [100] * 2:
+        histogram.observe(us * 1e-6)
+    assert (histogram.quantile_us(0.5), histogram.quantile_us(0.99)) == (4, 128)
+    assert histogram.view()["count"] == 100
+
+
+def test_a_clock_that_steps_back_counts_as_nothing() -> None:
+    histogram = Histogram()
+    histogram.observe(-1.0)
+    assert (histogram.counts[0], histogram.sum_us) == (1, 0)
+
+
+def test_the_reuse_ratio_is_of_blocks() -> None:
+    gauges = Gauges()
+    assert gauges.kvr == 0
+    gauges.blocks_reused, gauges.blocks_computed = 3, 1
+    assert gauges.kvr == 0.75

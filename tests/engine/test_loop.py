@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from edgeproxy.protocol.openai.errors import ApiError
+from engine.admission import Mode
+from engine.executor.base import Limits
 from engine.loop import EngineLoop, Generation
 from engine.sequence import Delta, GenerationRequest
 from engine.step import Finish, Sampling
@@ -22,8 +24,10 @@ def request(name: str, prompt: int = 10, max_tokens: int = 5) -> GenerationReque
 
 
 @asynccontextmanager
-async def running(executor: FakeExecutor, queue_length: int = 64) -> AsyncIterator[EngineLoop]:
-    loop = EngineLoop(executor, queue_length=queue_length, clock=time.monotonic)
+async def running(
+    executor: FakeExecutor, queue_length: int = 64, mode: Mode = Mode.GUARANTEE
+) -> AsyncIterator[EngineLoop]:
+    loop = EngineLoop(executor, queue_length=queue_length, mode=mode, clock=time.monotonic)
     loop.start()
     try:
         yield loop
@@ -99,7 +103,7 @@ async def test_an_abort_frees_the_sequence_within_two_steps() -> None:
         generation.abort()
         executor.gate.release(10)
         assert (await all_of(generation)).finish is Finish.ABORT
-        await until(lambda: loop.load().blocks_free == executor.limits.blocks)
+        await until(lambda: loop.load().blocks_spare == executor.limits.blocks)
         assert loop.gauges.aborts == 1
         assert loop.gauges.abort_steps_max <= 2
         steps = len(executor.plans)
@@ -188,3 +192,33 @@ async def test_each_step_wakes_the_event_loop_once(monkeypatch: pytest.MonkeyPat
     async with running(executor) as loop:
         await asyncio.gather(*(all_of(loop.generate(request(f"{n}", prompt=2, max_tokens=20))) for n in range(4)))
     assert len(wakes) <= len(executor.plans)
+
+
+async def test_what_one_request_computed_the_next_finds_and_the_feed_tells() -> None:
+    async with running(FakeExecutor()) as loop:
+        await all_of(loop.generate(request("a", prompt=40, max_tokens=2)))
+        delta = await loop.generate(request("b", prompt=40, max_tokens=2)).next()
+        assert delta.cached == 32
+        event = await loop.feed.reader().next()
+        assert event is not None
+        assert event.count(b'["') == 2
+
+
+async def test_an_optimistic_engine_preempts_and_says_the_same() -> None:
+    limits = Limits(slots=4, blocks=12, step_tokens=16, context=160, vocab=1000)
+    executor = FakeExecutor(built_for=limits)
+    async with running(executor, mode=Mode.OPTIMISTIC) as loop:
+        generations = [loop.generate(request(f"{n}", prompt=9 + n, max_tokens=120)) for n in range(5)]
+        for n, result in enumerate(await asyncio.gather(*map(all_of, generations))):
+            assert result == Delta(tuple(expected(range(9 + n), 120)), Finish.LENGTH)
+        assert loop.gauges.preemptions > 0
+        assert loop.load().blocks_spare == limits.blocks
+
+
+async def test_a_scheduler_that_plans_nothing_for_what_runs_is_a_failure_and_no_spin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(FakeExecutor()) as loop:
+        monkeypatch.setattr("engine.scheduler.Scheduler.plan", lambda _: None)
+        assert (await all_of(loop.generate(request("a")))).finish is Finish.ERROR
+        assert "no step can be planned" in str(loop.failure)

@@ -1,133 +1,105 @@
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
-from typing import Literal
+from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeproxy.protocol.openai.errors import ApiError
+from engine.admission import Mode
 from engine.executor.base import Limits
 from engine.gauges import Gauges
-from engine.scheduler import Events, Scheduler
-from engine.sequence import Delta, GenerationRequest
-from engine.step import Finish, Sampling, StepPlan
-from tests.engine.fake_executor import FakeExecutor, expected
+from engine.scheduler import OLDEST_EVERY, PRIORITY_S, Scheduler
+from engine.step import Finish
+from tests.engine.fake_executor import expected
+from tests.engine.scheduling import LIMITS, Bench
 
-LIMITS = Limits(slots=3, blocks=12, step_tokens=8, context=160, vocab=1000)
-
-
-@dataclass
-class Bench:
-    """Scheduler and fake executor, driven by hand as the engine's thread drives them."""
-
-    limits: Limits = LIMITS
-    queue: int = 64
-    gauges: Gauges = field(default_factory=Gauges)
-    deltas: defaultdict[str, list[Delta]] = field(default_factory=lambda: defaultdict(list))
-    now: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.executor = FakeExecutor(built_for=self.limits, clock=self.tick)
-        self.scheduler = Scheduler(self.limits, self.gauges, queue=self.queue)
-
-    def tick(self) -> float:
-        self.now += 1
-        return self.now
-
-    def add(self, name: str, prompt: int, max_tokens: int, stop_ids: tuple[int, ...] = ()) -> GenerationRequest:
-        tokens = tuple((ord(name[0]) * 31 + i) % 1000 for i in range(prompt))
-        request = GenerationRequest(name, tokens, Sampling(stop_ids=stop_ids), max_tokens)
-        self.scheduler.add(request, self.now)
-        return request
-
-    def submit(self) -> StepPlan | None:
-        plan = self.scheduler.plan() if self.scheduler.in_flight < self.executor.depth else None
-        if plan is not None:
-            self.executor.submit(plan)
-        return plan
-
-    def collect(self) -> None:
-        self.take(self.scheduler.complete(self.executor.collect(), self.tick()))
-
-    def abort(self, name: str) -> None:
-        self.take(self.scheduler.abort(name, self.scheduler.load().step))
-
-    def take(self, events: Events) -> None:
-        for name, delta in events:
-            self.deltas[name].append(delta)
-        self.scheduler.check()
-
-    def run(self) -> None:
-        """As the engine's loop does: always one plan ahead, until nothing is left."""
-        while not self.scheduler.idle:
-            while self.submit():
-                pass
-            self.collect()
-
-    def tokens(self, name: str) -> list[int]:
-        return [token for delta in self.deltas[name] for token in delta.tokens]
-
-    def finishes(self, name: str) -> list[Finish]:
-        return [delta.finish for delta in self.deltas[name] if delta.finish]
+ROOMY = Limits(slots=8, blocks=80, step_tokens=32, context=640, vocab=1000)
+EVER_S = 1e6
+"""A quantum that no step fills."""
 
 
-Action = tuple[Literal["add", "submit", "collect", "abort"], int, int]
-ACTIONS: st.SearchStrategy[list[Action]] = st.lists(
-    st.tuples(st.sampled_from(["add", "submit", "submit", "collect", "abort"]), st.integers(1, 60), st.integers(1, 40)),
-    max_size=120,
-)
-
-
-@given(ACTIONS, st.integers(1, 5))
-def test_whatever_comes_each_request_ends_once_with_its_own_tokens(actions: list[Action], stop_every: int) -> None:
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
+@settings(deadline=None)
+def test_equal_requests_start_in_order_of_arrival(lengths: list[int]) -> None:
     bench = Bench()
-    stop_ids = tuple(range(0, 1000, stop_every * 20))
-    requests: dict[str, GenerationRequest] = {}
-    aborted: set[str] = set()
-    for number, (action, a, b) in enumerate(actions):
-        if action == "add":
-            name = f"{number}"
-            requests[name] = bench.add(name, a, b, stop_ids)
-        elif action == "submit":
-            bench.submit()
-        elif action == "collect" and bench.scheduler.in_flight:
-            bench.collect()
-        elif action == "abort" and requests:
-            name = list(requests)[a % len(requests)]
-            if not bench.finishes(name):
-                aborted.add(name)
-            bench.abort(name)
+    for number, max_tokens in enumerate(lengths):
+        bench.add(chr(97 + number), 10, max_tokens)
     bench.run()
-    for name, request in requests.items():
-        whole = expected(request.prompt, request.max_tokens, stop_ids)
-        if name in aborted:
-            assert bench.finishes(name) == [Finish.ABORT]
-            assert bench.tokens(name) == whole[: len(bench.tokens(name))]
-        else:
-            assert bench.tokens(name) == whole
-            assert bench.finishes(name) == [Finish.STOP if whole[-1] in stop_ids else Finish.LENGTH]
-    load = bench.scheduler.load()
-    assert (load.running, load.waiting, load.waiting_prefill_tokens) == (0, 0, 0)
-    assert load.blocks_free == LIMITS.blocks
-    assert bench.gauges.aborts == len(aborted)
-    assert bench.gauges.abort_steps_max <= 2
-    bench.scheduler.check()
+    started = [bench.steps(name)[0] for name in bench.requests]
+    assert started == sorted(started)
 
 
-@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=12))
-def test_requests_start_in_order_of_arrival(sizes: list[tuple[int, int]]) -> None:
-    bench = Bench()
-    for number, (prompt, max_tokens) in enumerate(sizes):
-        bench.add(chr(97 + number), prompt, max_tokens)
+@given(st.integers(60, 600), st.integers(1, 30), st.integers(1, 4))
+@settings(deadline=None, max_examples=25)
+def test_a_long_prompt_ends_however_many_short_ones_keep_coming(long: int, short: int, at_once: int) -> None:
+    bench = Bench(ROOMY, quantum_s=EVER_S)
+    bench.add("long", long, 1)
+    for number in range(10_000):
+        if bench.finishes("long"):
+            break
+        while bench.scheduler.load().running <= at_once:
+            bench.add(f"{number}", [number % 1000] * short, 1)
+            number += 10_000
+        bench.submit()
+        bench.submit()
+        bench.collect()
+    turns = -(-long // (ROOMY.step_tokens - at_once))
+    assert len(bench.executor.plans) <= OLDEST_EVERY * turns + 2 * OLDEST_EVERY
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    bench = Bench(ROOMY, quantum_s=EVER_S)
+    bench.add("long", 600, 1)
+    for _ in range(3):
+        bench.submit()
+        bench.collect()
+    bench.add("short", 20, 1)
+    asked = len(bench.executor.plans)
     bench.run()
-    opened = [row.opens for plan in bench.executor.plans for row in plan.rows if row.opens]
-    assert len(opened) == len(sizes)
-    started = [name for name, deltas in sorted(bench.deltas.items(), key=lambda item: item[0]) if deltas]
-    queued = [next(delta.timing.queue_s for delta in bench.deltas[name] if delta.timing) for name in started]
-    assert queued == sorted(queued)
+    assert bench.steps("short")[-1] <= asked + 2
+    assert bench.tokens("long") == expected(bench.requests["long"].prompt, 1)
+
+
+def test_what_a_better_priority_asks_runs_first_but_the_other_is_not_forgotten() -> None:
+    bench = Bench(Limits(slots=1, blocks=80, step_tokens=32, context=640, vocab=1000))
+    bench.add("running", 4, 20)
+    bench.add("later", 4, 1, priority=1)
+    bench.add("urgent", 4, 1)
+    bench.now += 2 * PRIORITY_S
+    bench.add("too late", 4, 1)
+    bench.run()
+    assert list(bench.deltas) == ["running", "urgent", "later", "too late"]
+
+
+def test_of_two_prompts_the_better_priority_goes_first() -> None:
+    bench = Bench(ROOMY, quantum_s=EVER_S)
+    bench.add("a", 100, 1)
+    bench.submit()
+    bench.add("b", 300, 1, priority=-1)
+    bench.run()
+    assert list(bench.deltas) == ["b", "a"]
+
+
+def test_a_prefill_takes_one_quantum_of_the_measured_rate() -> None:
+    bench = Bench(Limits(slots=2, blocks=80, step_tokens=256, context=1000, vocab=1000), quantum_s=0.5)
+    bench.add("a", 200, 1)
+    bench.run()
+    assert [row.count for plan in bench.executor.plans for row in plan.rows] == [200]
+    bench.add("b", 300, 1)  # the clock of the bench goes on a second a step: 200 tokens a second
+    plan = bench.submit()
+    assert plan is not None
+    assert plan.rows[0].count == 100
+
+
+def test_a_chunk_is_never_smaller_than_a_block_however_slow_the_machine() -> None:
+    bench = Bench(ROOMY, quantum_s=1e-6)
+    bench.add("a", 20, 1)
+    bench.run()
+    bench.add("b", 100, 1)
+    bench.run()
+    assert {row.count for plan in bench.executor.plans[1:] for row in plan.rows} == {16, 4}
 
 
 def test_a_joining_request_is_in_the_next_plan_beside_the_decode_rows() -> None:
@@ -174,6 +146,166 @@ def test_no_row_is_planned_past_max_tokens(max_tokens: int) -> None:
     assert sum(row.sample for plan in bench.executor.plans for row in plan.rows) == max_tokens
 
 
+def test_a_prefix_that_was_computed_is_not_computed_again() -> None:
+    bench = Bench(ROOMY, quantum_s=EVER_S)
+    first = bench.add("a", 50, 4)
+    bench.run()
+    steps = len(bench.executor.plans)
+    bench.add("b", [*first.prompt, 1, 2], 4)
+    bench.run()
+    assert bench.cached("b") == 48
+    assert [row.count for plan in bench.executor.plans[steps:] for row in plan.rows] == [4, 1, 1, 1]
+    assert bench.tokens("b") == expected([*first.prompt, 1, 2], 4)
+    assert (bench.gauges.blocks_reused, bench.gauges.blocks_computed) == (3, 5)
+
+
+def test_the_next_turn_of_a_chat_finds_the_answer_too() -> None:
+    bench = Bench(ROOMY, quantum_s=EVER_S)
+    first = bench.add("a", 20, 60)
+    bench.run()
+    known = [*first.prompt, *bench.tokens("a")]
+    bench.add("b", [*known, 7, 8, 9], 3)
+    bench.run()
+    assert bench.cached("b") == (len(known) - 1) // 16 * 16  # the last token was sampled, but never run
+    assert bench.tokens("b") == expected([*known, 7, 8, 9], 3)
+
+
+@pytest.mark.parametrize(("prompt", "cached"), [(16, 0), (17, 16), (32, 16), (33, 32)])
+def test_the_last_prompt_token_is_always_run(prompt: int, cached: int) -> None:
+    bench = Bench(ROOMY, quantum_s=EVER_S)
+    for name in ("a1", "a2"):
+        bench.add(name, prompt, 2)
+        bench.run()
+    assert (bench.cached("a1"), bench.cached("a2")) == (0, cached)
+    assert bench.tokens("a1") == bench.tokens("a2")
+
+
+def test_tenants_of_different_salts_share_nothing() -> None:
+    bench = Bench(ROOMY, quantum_s=EVER_S)
+    for name, salt in (("a1", b"one"), ("a2", b"two"), ("a3", b"one")):
+        bench.add(name, 40, 2, salt=salt)
+        bench.run()
+    assert (bench.cached("a1"), bench.cached("a2"), bench.cached("a3")) == (0, 0, 32)
+
+
+def test_a_prompt_that_waits_for_its_turn_finds_what_was_computed_meanwhile() -> None:
+    bench = Bench(ROOMY, quantum_s=EVER_S)
+    bench.add("a1", 200, 2)
+    bench.add("a2", 200, 2)
+    bench.run()
+    assert bench.cached("a1") == 0
+    assert bench.cached("a2") >= 160
+    assert bench.tokens("a1") == bench.tokens("a2") == expected(bench.requests["a1"].prompt, 2)
+
+
+def test_two_that_compute_the_same_at_the_same_time_keep_one_copy() -> None:
+    bench = Bench(ROOMY, quantum_s=EVER_S)
+    for name in ("a1", "a2"):
+        bench.add(name, 16, 64)
+    bench.run(until=lambda: len(bench.tokens("a2")) > 40)
+    load = bench.scheduler.load()
+    assert load.blocks_spare >= ROOMY.blocks - 2 * 5
+    bench.run()
+    assert bench.tokens("a1") == bench.tokens("a2") == expected(bench.requests["a1"].prompt, 64)
+
+
+def test_only_what_a_completed_step_computed_is_reused() -> None:
+    bench = Bench(ROOMY, quantum_s=EVER_S)
+    bench.add("a1", 100, 2)
+    bench.submit()
+    bench.submit()
+    bench.abort("a1")
+    bench.collect()
+    bench.collect()
+    bench.add("a2", 100, 2)
+    bench.run()
+    assert bench.cached("a2") == 0
+    bench.add("a3", 100, 2)
+    bench.run(until=lambda: len(bench.executor.plans) >= 8)
+    bench.run()
+    assert bench.cached("a3") == 96
+
+
+def test_a_sequence_whose_logits_are_not_finite_leaves_nothing_to_reuse() -> None:
+    bench = Bench(ROOMY, quantum_s=EVER_S)
+    bench.executor.diverges_at = 50
+    bench.add("a1", 50, 2)
+    bench.run()
+    assert bench.finishes("a1") == [Finish.ERROR]
+    assert bench.scheduler.load().blocks_free == ROOMY.blocks
+    bench.executor.diverges_at = None
+    bench.add("a2", 50, 2)
+    bench.run()
+    assert bench.cached("a2") == 0
+
+
+def test_what_is_promised_is_not_spare_and_comes_back_with_the_end() -> None:
+    bench = Bench()
+    bench.add("a", 8, 88)
+    assert bench.scheduler.load().blocks_spare == LIMITS.blocks - 6
+    bench.abort("a")
+    assert bench.scheduler.load().blocks_spare == LIMITS.blocks
+
+
+def test_a_request_that_shares_what_others_hold_needs_only_the_rest() -> None:
+    bench = Bench()
+    first = bench.add("a", 100, 20)
+    bench.run(until=lambda: len(bench.tokens("a")) > 1)
+    bench.add("b", [*first.prompt, 1], 10)
+    assert bench.scheduler.load().running == 2
+    bench.run()
+    assert bench.tokens("b") == expected([*first.prompt, 1], 10)
+
+
+def preempting() -> Bench:
+    """Three that fit at their start and not at their end."""
+    bench = Bench(mode=Mode.OPTIMISTIC)
+    for name in "abc":
+        bench.add(name, 12, 130)
+    assert bench.scheduler.load().running == 3
+    bench.run()
+    return bench
+
+
+def test_a_preempted_sequence_says_what_it_would_have_said() -> None:
+    bench = preempting()
+    assert bench.gauges.preemptions > 0
+    for name, request in bench.requests.items():
+        assert bench.tokens(name) == expected(request.prompt, 130)
+        assert bench.finishes(name) == [Finish.LENGTH]
+
+
+def test_the_oldest_is_never_preempted() -> None:
+    bench = preempting()
+    opened = Counter(row.opens.seed for plan in bench.executor.plans for row in plan.rows if row.opens)
+    assert opened[bench.requests["a"].sampling.seed] == 1
+    assert sum(opened.values()) == 3 + bench.gauges.preemptions
+
+
+def test_recomputation_is_no_reuse() -> None:
+    bench = preempting()
+    assert bench.gauges.blocks_reused == 0
+    assert bench.gauges.blocks_computed == 3 * 9
+    assert [bench.cached(name) for name in "abc"] == [0, 0, 0]
+
+
+def test_a_preempted_sequence_can_be_aborted_while_it_leaves_and_while_it_waits() -> None:
+    for further in range(12):
+        bench = Bench(mode=Mode.OPTIMISTIC)
+        for name in "abc":
+            bench.add(name, 12, 130)
+        bench.run(until=lambda bench=bench: bench.gauges.preemptions > 0)  # type: ignore[misc]
+        for _ in range(further):
+            bench.submit()
+            bench.collect()
+        bench.abort("c")
+        bench.run()
+        assert bench.finishes("c") == [Finish.ABORT]
+        assert bench.tokens("a") == expected(bench.requests["a"].prompt, 130)
+        assert bench.tokens("b") == expected(bench.requests["b"].prompt, 130)
+        assert bench.gauges.abort_steps_max <= 2
+
+
 def test_an_aborted_sequence_keeps_its_blocks_until_the_last_plan_that_names_it_completes() -> None:
     bench = Bench()
     bench.add("a", 8, 100)
@@ -183,9 +315,9 @@ def test_an_aborted_sequence_keeps_its_blocks_until_the_last_plan_that_names_it_
     assert bench.finishes("a") == [Finish.ABORT]
     assert bench.submit() is None
     bench.collect()
-    assert bench.scheduler.load().blocks_free < LIMITS.blocks
+    assert bench.scheduler.load().blocks_spare < LIMITS.blocks
     bench.collect()
-    assert bench.scheduler.load().blocks_free == LIMITS.blocks
+    assert bench.scheduler.load().blocks_spare == LIMITS.blocks
     assert bench.tokens("a") == []
 
 
@@ -254,6 +386,17 @@ def test_timing_splits_the_way_to_the_first_token() -> None:
     assert timed[0] is not None
     assert (timed[0].queue_s, timed[0].prefill_s, timed[0].first_s) == (11, 1, 1)
     assert timed[1:] == [None]
+
+
+def test_dispatch_is_a_wake_after_idleness_and_a_gap_between_steps() -> None:
+    bench = Bench()
+    for name in "ab":
+        bench.add(name, 4, 3)
+        bench.run()
+    gauges = bench.gauges
+    assert (sum(gauges.wake.counts), sum(gauges.gap.counts)) == (2, 4)
+    assert gauges.wake.sum_us == pytest.approx(2e6)  # the clock of the bench goes on a second at each look
+    assert gauges.gap.sum_us == pytest.approx(4 * 2e6)
 
 
 def test_an_answer_to_another_step_is_an_error() -> None:
