@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from time import time
 from typing import Any
 
@@ -44,9 +44,9 @@ class Call:
     """When the request was sent to the node that answered."""
     first_at: float | None = None
     """When the first content was here; for an answer that is not streamed, would have been, by the node's account."""
-    terms: dict[str, float] = field(default_factory=dict)
+    terms: Mapping[str, float] | None = None
     """The node's own (`budget.NODE_TERMS`), in seconds."""
-    failures: list[str] = field(default_factory=list)
+    failures: tuple[str, ...] = ()
     """`node: reason` of each attempt that failed."""
     status: int = 0
     code: str | None = None
@@ -63,7 +63,7 @@ class Call:
             rtt=self.rtt_s,
             edge=None if self.sent_at is None else self.sent_at - started,
             total=None if first_at is None else first_at - started,
-            **self.terms,
+            **(self.terms or {}),
         )
         if first_at is not None:
             self._ledger = found

@@ -140,9 +140,10 @@ async def _whole(response: Response, call: Call) -> Whole | Begun:
 
 def _hidden_first(response: Response, call: Call) -> float | None:
     """When the first token of an answer that is not streamed was made, told by the node's terms; None without them."""
-    if not call.terms.keys() >= {"queue", "prefill", "first"}:
+    terms = call.terms
+    if not terms or "queue" not in terms or "prefill" not in terms or "first" not in terms:
         return None
-    return response.sent_at + (call.rtt_s or 0.0) + sum(call.terms.values())
+    return response.sent_at + (call.rtt_s or 0.0) + sum(terms.values())
 
 
 async def _bounded(response: Response) -> bytes:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import re
+from typing import NamedTuple
 
 MAX_TIMING_BYTES = 1024
 NODE_TERMS = ("parse", "queue", "prefill", "first")
 """What a native node tells of a first token, in the order in which it happens; the terms do not overlap."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(NamedTuple):
     """Seconds; None where a term is not known (a foreign node reports none). Order is that of the header."""
 
     rtt: float | None = None
@@ -29,18 +29,20 @@ class Ledger:
 
     def server_timing(self) -> bytes:
         """The value of `Server-Timing` (W3C), durations in milliseconds: `rtt;dur=40.1, edge;dur=0.31, ...`."""
-        return b", ".join(_entry(name, value) for name in _NAMES if (value := getattr(self, name)) is not None)
+        known = [_entry(name, value) for name, value in zip(_NAMES, self, strict=True) if value is not None]
+        return b", ".join(known)
 
     def remaining(self, budget_s: float) -> float | None:
         """What is left of the budget, negative once overspent; None while the total is not known."""
         return None if self.total is None else budget_s - self.total
 
 
-_NAMES = tuple(field.name for field in fields(Ledger))
+_NAMES = tuple(name.encode() for name in Ledger._fields)
+_ENTRY = re.compile(rf"\s*({'|'.join(NODE_TERMS)})\s*;(?:[^,]*;)?\s*dur=([^,;]*)")
 
 
-def _entry(name: str, seconds: float) -> bytes:
-    return b"%b;dur=%.2f" % (name.encode(), max(seconds, 0.0) * 1e3)
+def _entry(name: bytes, seconds: float) -> bytes:
+    return b"%b;dur=%.2f" % (name, max(seconds, 0.0) * 1e3)
 
 
 def node_terms(server_timing: bytes | None) -> dict[str, float]:
@@ -49,13 +51,9 @@ def node_terms(server_timing: bytes | None) -> dict[str, float]:
         return {}
     terms: dict[str, float] = {}
     for entry in server_timing.decode("latin-1").split(","):
-        name, *parameters = (part.strip() for part in entry.split(";"))
-        if name not in NODE_TERMS:
-            continue
-        for parameter in parameters:
-            key, _, value = parameter.partition("=")
-            if key == "dur" and (seconds := _seconds(value)) is not None:
-                terms[name] = seconds
+        found = _ENTRY.match(entry)
+        if found is not None and (seconds := _seconds(found[2])) is not None:
+            terms[found[1]] = seconds
     return terms
 
 

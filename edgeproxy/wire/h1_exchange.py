@@ -9,7 +9,7 @@ from typing import Protocol
 
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.h1_response import CONTINUE, Framing, encode_error, encode_head
-from edgeproxy.wire.ingress import Scope
+from edgeproxy.wire.ingress import Ingress, Scope
 from edgeproxy.wire.service import ClientGone, Message, Service
 
 _log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Exchange:
         "_framing",
         "_headers",
         "_http10",
+        "_ingress",
         "_reader",
         "_service",
         "_status",
@@ -62,7 +63,13 @@ class Exchange:
     )
 
     def __init__(
-        self, service: Service, carrier: Carrier, scope: Scope, keep_alive: bool, expects_continue: bool
+        self,
+        service: Service,
+        carrier: Carrier,
+        ingress: Ingress,
+        scope: Scope,
+        keep_alive: bool,
+        expects_continue: bool,
     ) -> None:
         self.scope = scope
         self.keep_alive = keep_alive
@@ -75,6 +82,7 @@ class Exchange:
         """Body bytes that the application has not taken yet."""
         self._service = service
         self._carrier = carrier
+        self._ingress = ingress
         self._http10 = scope["http_version"] == "1.0"
         self._expects_continue = expects_continue
         self._body: list[bytes] = []
@@ -108,6 +116,7 @@ class Exchange:
         self.gone = True
         self._body.clear()
         self._wake()
+        self._ingress.leave()
         if self._task is not None and not self._task.done():
             self._service.loop.call_later(self._service.limits.cancel_grace_s, self._task.cancel)
 

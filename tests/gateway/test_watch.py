@@ -85,7 +85,7 @@ async def test_cancellation_from_outside_stays_one() -> None:
         return {}
 
     async def work() -> None:
-        async with Watch(never, lambda: False):
+        with Watch(None, never, lambda: False):
             entered.set()
             await asyncio.Event().wait()
 
@@ -101,7 +101,7 @@ async def test_result_is_not_lost_to_a_watch_that_saw_nothing() -> None:
         await asyncio.Event().wait()
         return {}
 
-    async with Watch(never, lambda: False):
+    with Watch(None, never, lambda: False):
         pass
     task = asyncio.current_task()
     assert task is not None
@@ -113,7 +113,7 @@ async def test_leaving_raises_client_gone_and_leaves_no_cancellation_behind() ->
         return {"type": "http.disconnect"}
 
     with pytest.raises(ClientGone):
-        async with Watch(receive, lambda: False):
+        with Watch(None, receive, lambda: False):
             await asyncio.Event().wait()
     task = asyncio.current_task()
     assert task is not None
@@ -127,7 +127,7 @@ async def test_disconnect_that_only_tells_of_the_end_cancels_nothing() -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.disconnect"}
 
-    async with Watch(receive, lambda: True):
+    with Watch(None, receive, lambda: True):
         asyncio.get_running_loop().call_later(0.01, taken.set)
         await taken.wait()
 
