@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from edgeproxy.access.keys import Keys
 from edgeproxy.access.tenants import Tenant
 from edgeproxy.gateway.watch import ClientGone, Receive
 from edgeproxy.protocol.openai.errors import ApiError, invalid
@@ -26,8 +24,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"via")
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
+class ChatRequest(NamedTuple):
     """What the proxy needs to know of a body that it passes on as it came."""
 
     body: bytes
@@ -45,11 +42,6 @@ def request_id(fields: Fields, rng: Random) -> bytes:
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
     return b"req_%032x" % rng.getrandbits(128)
-
-
-def identify(fields: Fields, keys: Keys) -> Tenant:
-    """Raises ApiError 401."""
-    return keys.tenant(fields.get(b"authorization"))
 
 
 def may_see_details(scope: Scope, fields: Fields, tenant: Tenant) -> bool:

@@ -12,7 +12,7 @@ from edgeproxy.access.keys import Keys
 from edgeproxy.access.origin import HostCheck
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import Account, Call
-from edgeproxy.gateway.admit import Fields, identify, may_see_details, read_chat, request_id
+from edgeproxy.gateway.admit import Fields, may_see_details, read_chat, request_id
 from edgeproxy.gateway.answer import Answer, whole
 from edgeproxy.gateway.relay import Relay
 from edgeproxy.gateway.route import Router, in_turn
@@ -103,7 +103,7 @@ class Gateway:
         self, scope: Scope, fields: Fields, known: Ingress | None, receive: Receive, answer: Answer, call: Call
     ) -> None:
         self._hosts.check(fields.get(b"host"))
-        tenant = identify(fields, self._keys)
+        tenant = self._keys.tenant(fields.get(b"authorization"))
         call.tenant = tenant.name
         call.disclose = may_see_details(scope, fields, tenant)
         request = await read_chat(fields, receive, self._limits.body_bytes)

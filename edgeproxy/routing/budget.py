@@ -38,7 +38,7 @@ class Ledger(NamedTuple):
 
 
 _NAMES = tuple(name.encode() for name in Ledger._fields)
-_ENTRY = re.compile(rf"\s*({'|'.join(NODE_TERMS)})\s*;(?:[^,]*;)?\s*dur=([^,;]*)")
+_ENTRY = re.compile(rf"(?:^|,)\s*({'|'.join(NODE_TERMS)})\s*;(?:[^,]*;)?\s*dur=([^,;]*)")
 
 
 def _entry(name: bytes, seconds: float) -> bytes:
@@ -50,16 +50,11 @@ def node_terms(server_timing: bytes | None) -> dict[str, float]:
     if server_timing is None or len(server_timing) > MAX_TIMING_BYTES:
         return {}
     terms: dict[str, float] = {}
-    for entry in server_timing.decode("latin-1").split(","):
-        found = _ENTRY.match(entry)
-        if found is not None and (seconds := _seconds(found[2])) is not None:
-            terms[found[1]] = seconds
+    for name, milliseconds in _ENTRY.findall(server_timing.decode("latin-1")):
+        try:
+            value = float(milliseconds)
+        except ValueError:
+            continue
+        if 0 <= value < 1e9:
+            terms[name] = value / 1e3
     return terms
-
-
-def _seconds(milliseconds: str) -> float | None:
-    try:
-        value = float(milliseconds)
-    except ValueError:
-        return None
-    return value / 1e3 if 0 <= value < 1e9 else None

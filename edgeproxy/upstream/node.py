@@ -28,6 +28,7 @@ class Node:
     ) -> None:
         """`headers`: credentials that every request to this node carries."""
         self.config = config
+        self.name = config.name
         self.region = region
         self.pool = pool
         self.headers = tuple(headers)
@@ -42,10 +43,6 @@ class Node:
         """Set to have it probed now."""
         self._step = -1
         self._step_since = -inf
-
-    @property
-    def name(self) -> str:
-        return self.config.name
 
     def observe(self, headers: Iterable[tuple[bytes, bytes]], now: float) -> None:
         """Takes the node's report from an answer's headers. A report that cannot be read counts as none."""
@@ -90,7 +87,9 @@ class Fleet:
         self._named = tuple(named)
         self._serving = {model: _serving(model, named, prefixed) for model in named}
         # The patterns that match a name are beginnings of each other: the longest stands for them all.
-        self._patterns = [(prefix, _serving(prefix, {}, prefixed)) for prefix in sorted(prefixed, key=len, reverse=True)]
+        self._patterns = [
+            (prefix, _serving(prefix, {}, prefixed)) for prefix in sorted(prefixed, key=len, reverse=True)
+        ]
 
     @classmethod
     def from_config(cls, config: Config, *, token: str, origins: Mapping[str, Origin] | None = None) -> Fleet:

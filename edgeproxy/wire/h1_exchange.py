@@ -103,11 +103,13 @@ class Exchange:
         self._body.append(data)
         self.unread += len(data)
         self._expects_continue = False
-        self._wake()
+        if self._reader is not None:
+            self._wake()
 
     def ended(self) -> None:
         self.complete = True
-        self._wake()
+        if self._reader is not None:
+            self._wake()
 
     def lose(self) -> None:
         """Nobody reads the answer any more: `receive` says so, `send` raises, and in the end the task is cancelled."""
@@ -195,7 +197,15 @@ class Exchange:
     def _write(self, body: bytes, more: bool) -> None:
         framing = self._framing
         if framing is None:
-            head, framing = self._head(None if more else len(body))
+            head, framing = encode_head(
+                self._service,
+                self._status,
+                self._headers,
+                whole=None if more else len(body),
+                head_request=self.scope["method"] == "HEAD",
+                http10=self._http10,
+                close=not (self.keep_alive and self.complete) or self._carrier.is_last_request(),
+            )
             data = head + framing.encode(body, more)
             self._framing = framing
         else:
@@ -204,16 +214,6 @@ class Exchange:
             self._carrier.write(data)
         if not more:
             self.answered = True
-            self._wake()
+            if self._reader is not None:
+                self._wake()
             self._carrier.answered(close=framing.close)
-
-    def _head(self, whole: int | None) -> tuple[bytes, Framing]:
-        return encode_head(
-            self._service,
-            self._status,
-            self._headers,
-            whole=whole,
-            head_request=self.scope["method"] == "HEAD",
-            http10=self._http10,
-            close=not (self.keep_alive and self.complete) or self._carrier.is_last_request(),
-        )

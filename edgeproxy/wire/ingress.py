@@ -15,9 +15,7 @@ class Ingress:
 
     __slots__ = ("first_byte", "gone", "on_gone", "protocol", "rtt")
 
-    def __init__(
-        self, protocol: Literal["h1", "h2", "h3"], first_byte: float, rtt: Callable[[], float | None]
-    ) -> None:
+    def __init__(self, protocol: Literal["h1", "h2", "h3"], first_byte: float, rtt: Callable[[], float | None]) -> None:
         self.protocol = protocol
         self.first_byte = first_byte
         """`time.monotonic()` at which the request's first byte was read, before any parsing. (`loop.time()` is the same
