@@ -36,11 +36,12 @@ class Watch:
         self._gone = False
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
+        ingress = self._ingress
+        # asyncio.current_task() costs a system call in Python 3.11.
+        task = ingress.task if ingress is not None else asyncio.current_task()
         assert task is not None
         self._task = task
         self._cancels = task.cancelling()
-        ingress = self._ingress
         if ingress is None:
             self._listener = asyncio.get_running_loop().create_task(self._listen())
             return

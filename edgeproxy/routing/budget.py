@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 MAX_TIMING_BYTES = 1024
@@ -29,20 +30,23 @@ class Ledger(NamedTuple):
 
     def server_timing(self) -> bytes:
         """The value of `Server-Timing` (W3C), durations in milliseconds: `rtt;dur=40.1, edge;dur=0.31, ...`."""
-        known = [_entry(name, value) for name, value in zip(_NAMES, self, strict=True) if value is not None]
-        return b", ".join(known)
+        known = tuple([max(value, 0.0) * 1e3 for value in self if value is not None])
+        return _template(tuple([value is not None for value in self])) % known
 
     def remaining(self, budget_s: float) -> float | None:
         """What is left of the budget, negative once overspent; None while the total is not known."""
         return None if self.total is None else budget_s - self.total
 
 
-_NAMES = tuple(name.encode() for name in Ledger._fields)
 _ENTRY = re.compile(rf"(?:^|,)\s*({'|'.join(NODE_TERMS)})\s*;(?:[^,]*;)?\s*dur=([^,;]*)")
 
 
-def _entry(name: bytes, seconds: float) -> bytes:
-    return b"%b;dur=%.2f" % (name, max(seconds, 0.0) * 1e3)
+@lru_cache(maxsize=128)
+def _template(known: tuple[bool, ...]) -> bytes:
+    """Which terms are known -> the header with their places left open."""
+    return b", ".join(
+        b"%b;dur=%%.2f" % name.encode() for name, is_known in zip(Ledger._fields, known, strict=True) if is_known
+    )
 
 
 def node_terms(server_timing: bytes | None) -> dict[str, float]:

@@ -96,7 +96,7 @@ class Exchange:
     # ---- the connection's side
 
     def start(self) -> None:
-        self._task = self._service.loop.create_task(self._run())
+        self._task = self._ingress.task = self._service.loop.create_task(self._run())
         self._service.tasks.add(self._task)
 
     def body_arrived(self, data: bytes) -> None:

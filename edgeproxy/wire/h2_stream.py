@@ -85,7 +85,7 @@ class Stream:
     # ---- the connection's side
 
     def start(self) -> None:
-        self._task = self._service.loop.create_task(self._run())
+        self._task = self._ingress.task = self._service.loop.create_task(self._run())
         self._service.tasks.add(self._task)
         self._task.add_done_callback(self._finished)
 

@@ -103,7 +103,7 @@ class Request:
     # ---- the connection's side
 
     def start(self) -> None:
-        self._task = self._service.loop.create_task(self._run())
+        self._task = self._ingress.task = self._service.loop.create_task(self._run())
         self._service.tasks.add(self._task)
 
     def arrived(self, data: bytes, end: bool) -> None:

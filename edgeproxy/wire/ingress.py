@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, MutableMapping
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ SCOPE_KEY = "edgeproxy"
 class Ingress:
     """One request's. The listener fills it; the application may set `on_gone`."""
 
-    __slots__ = ("first_byte", "gone", "on_gone", "protocol", "rtt")
+    __slots__ = ("first_byte", "gone", "on_gone", "protocol", "rtt", "task")
 
     def __init__(self, protocol: Literal["h1", "h2", "h3"], first_byte: float, rtt: Callable[[], float | None]) -> None:
         self.protocol = protocol
@@ -26,6 +27,8 @@ class Ingress:
         """Nobody waits for the rest of the answer: what `http.disconnect` says, without a task that waits for it."""
         self.on_gone: Callable[[], None] | None = None
         """Called at the moment in which `gone` becomes true; no more once the answer is complete."""
+        self.task: asyncio.Task[None] | None = None
+        """In which the application was called."""
 
     def leave(self) -> None:
         """The listener's: the client has left, or the listener itself has answered or given up."""

@@ -147,19 +147,23 @@ def answering(fleet: Fleet) -> None:
 
 
 def gateway_cut(app: AsgiApp) -> Callable[[], Awaitable[None]]:
+    task = asyncio.current_task()
+
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": BODY, "more_body": False}
 
     async def send(message: Any) -> None: ...
 
     async def once() -> None:
+        known = Ingress("h1", time.monotonic(), lambda: 0.02)
+        known.task = task
         scope = {
             "type": "http",
             "method": "POST",
             "path": "/v1/chat/completions",
             "headers": FIELDS,
             "client": ("192.0.2.1", 50000),
-            "extensions": {SCOPE_KEY: Ingress("h1", time.monotonic(), lambda: 0.02)},
+            "extensions": {SCOPE_KEY: known},
         }
         await app(scope, receive, send)
 
