@@ -37,6 +37,9 @@ from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.tcp import TcpListener
 from edgeproxy.wire.tls import DevCertificate, make_dev_certificate, server_context
 
+_GC_THRESHOLDS = (20_000, 20, 50)
+"""A request leaves no cycles behind, so that the collector has next to nothing to find; by default it would look for it
+every few requests, among the objects of those that are under way."""
 HURRIED_S = 0.5
 """How long answers in progress may take to end after Ctrl-C."""
 OTHERS_S = 3.0
@@ -98,6 +101,7 @@ class Server:
                 if not self._stop.is_set():
                     gc.collect()
                     gc.freeze()  # what start-up made stays; the collector need not look at it again
+                    gc.set_threshold(*_GC_THRESHOLDS)
                     announce(Running(self._config, certificate, fleet))
                 await self._stop.wait()
                 hurried = self._hurry.is_set()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -44,9 +44,9 @@ class Call:
     """When the request was sent to the node that answered."""
     first_at: float | None = None
     """When the first content was here; for an answer that is not streamed, would have been, by the node's account."""
-    terms: dict[str, float] = field(default_factory=dict)
+    terms: Mapping[str, float] = field(default_factory=dict)
     """The node's own (`budget.NODE_TERMS`), in seconds."""
-    failures: list[str] = field(default_factory=list)
+    failures: tuple[str, ...] = ()
     """`node: reason` of each attempt that failed."""
     status: int = 0
     code: str | None = None
@@ -58,13 +58,11 @@ class Call:
         """The budget's terms, as far as they are known; final once the first content has come."""
         if self._ledger is not None:
             return self._ledger
-        started, first_at = self.started, self.first_at
-        found = Ledger(
-            rtt=self.rtt_s,
-            edge=None if self.sent_at is None else self.sent_at - started,
-            total=None if first_at is None else first_at - started,
-            **self.terms,
-        )
+        started, sent_at, first_at = self.started, self.sent_at, self.first_at
+        edge = None if sent_at is None else sent_at - started
+        total = None if first_at is None else first_at - started
+        term = self.terms.get
+        found = Ledger(self.rtt_s, edge, term("parse"), term("queue"), term("prefill"), term("first"), total)
         if first_at is not None:
             self._ledger = found
         return found
@@ -107,7 +105,7 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
     ending = call.ending or _UNKNOWN
     usage = ending.usage or {}
     details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
     return {
         "event": "request",
         "time": time(),
@@ -134,13 +132,12 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
         "total_s": now - call.started,
         "finish": ending.finish,
         "prompt_tokens": _count(usage.get("prompt_tokens")),
-        "cached_tokens": _count(cached),
+        "cached_tokens": cached,
         "completion_tokens": _count(usage.get("completion_tokens")),
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """What the last events of a stream, or a whole answer, tell of how it ended."""
 
     finished: bool
@@ -172,16 +169,14 @@ def ending_of(value: object) -> Ending:
     """`value`: a parsed chunk or completion."""
     if not isinstance(value, dict):
         return _UNKNOWN
-    choices = value.get("choices")
-    listed = choices if isinstance(choices, list) else []
-    reasons = [choice.get("finish_reason") for choice in listed if isinstance(choice, dict)]
-    finish = next((reason for reason in reasons if isinstance(reason, str)), None)
-    usage = value.get("usage")
-    return Ending(
-        finished=finish is not None or bool(value.get("error")),
-        finish=finish,
-        usage=usage if isinstance(usage, dict) else None,
-    )
+    finish, choices, usage = None, value.get("choices"), value.get("usage")
+    for choice in choices if isinstance(choices, list) else ():
+        reason = choice.get("finish_reason") if isinstance(choice, dict) else None
+        if isinstance(reason, str):
+            finish = reason
+            break
+    finished = finish is not None or bool(value.get("error"))
+    return Ending(finished, finish, usage if isinstance(usage, dict) else None)
 
 
 def _count(value: object) -> int | None:

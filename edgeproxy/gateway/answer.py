@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 
@@ -17,8 +17,7 @@ _KEEP_ALIVE = encode_comment(b"keep-alive")
 _EVENT_STREAM: Headers = [(b"content-type", MEDIA_TYPE + b"; charset=utf-8"), *STREAM_HEADERS]
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(NamedTuple):
     """An answer that is complete: one JSON object, or an error."""
 
     status: int
@@ -85,14 +84,15 @@ class Answer:
 
     async def give(self, answer: Whole) -> None:
         """A whole answer; an event of the stream where one has been begun, which then ends without `[DONE]`."""
-        await self.release()
+        if self._timer is not None or self._comments is not None:
+            await self.release()
         if self.started:
             await self.write(encode(_one_line(answer.body)))
             await self.end()
             return
         length = (b"content-length", b"%d" % len(answer.body))
         await self._start(answer.status, [*answer.headers, length])
-        await self._deliver({"type": "http.response.body", "body": answer.body, "more_body": False})
+        await self._deliver({"type": "http.response.body", "body": answer.body})
 
     async def forward(self, message: Message) -> None:
         """ASGI `send` for an application that answers by itself."""

@@ -12,7 +12,7 @@ from edgeproxy.access.keys import Keys
 from edgeproxy.access.origin import HostCheck
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import Account, Call
-from edgeproxy.gateway.admit import Fields, identify, may_see_details, read_chat, request_id
+from edgeproxy.gateway.admit import Fields, may_see_details, read_chat, request_id
 from edgeproxy.gateway.answer import Answer, whole
 from edgeproxy.gateway.relay import Relay
 from edgeproxy.gateway.route import Router, in_turn
@@ -21,7 +21,7 @@ from edgeproxy.observe.log import Log
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import to_node
 from edgeproxy.upstream.node import Fleet
-from edgeproxy.wire.ingress import ingress
+from edgeproxy.wire.ingress import Ingress, ingress
 
 Scope = MutableMapping[str, Any]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -52,6 +52,7 @@ class Gateway:
         self._account = account
         self._log = log
         self._rest = rest
+        self._rng = rng
         self._router = Router(fleet, rng)
         self._relay = Relay(limits, account.metrics)
 
@@ -60,12 +61,13 @@ class Gateway:
             await self._rest(scope, receive, send)
             return
         fields: Fields = dict(scope["headers"])
-        identity = request_id(fields)
+        identity = request_id(fields, self._rng)
         answer = Answer(send, identity)
         if scope["path"] == CHAT_PATH and scope["method"] == "POST":
-            call = _open(scope, identity)
+            known = ingress(scope)
+            call = _open(identity, known)
             try:
-                await self._guarded(self._chat(scope, fields, receive, answer, call), answer, call)
+                await self._guarded(self._chat(scope, fields, known, receive, answer, call), answer, call)
             finally:
                 answer.close()
                 call.status = answer.status or CLIENT_CLOSED
@@ -97,16 +99,18 @@ class Gateway:
             if call is not None:
                 call.client_gone = True
 
-    async def _chat(self, scope: Scope, fields: Fields, receive: Receive, answer: Answer, call: Call) -> None:
+    async def _chat(
+        self, scope: Scope, fields: Fields, known: Ingress | None, receive: Receive, answer: Answer, call: Call
+    ) -> None:
         self._hosts.check(fields.get(b"host"))
-        tenant = identify(fields, self._keys)
+        tenant = self._keys.tenant(fields.get(b"authorization"))
         call.tenant = tenant.name
         call.disclose = may_see_details(scope, fields, tenant)
         request = await read_chat(fields, receive, self._limits.body_bytes)
         call.stream = request.stream
         now = monotonic()
         call.model, decision = self._router.route(request.model, tenant, now)
-        async with Watch(receive, answer.is_ended):
+        with Watch(known, receive, answer.is_ended):
             if request.stream:
                 answer.hold(self._limits.hold_headers_s)
             headers = to_node(fields, call.request_id)
@@ -129,11 +133,10 @@ class Gateway:
         )
 
 
-def _open(scope: Scope, identity: bytes) -> Call:
-    found = ingress(scope)
-    if found is None:
+def _open(identity: bytes, known: Ingress | None) -> Call:
+    if known is None:
         return Call(identity, monotonic(), "h1", None)
-    return Call(identity, found.first_byte, found.protocol, found.rtt())
+    return Call(identity, known.first_byte, known.protocol, known.rtt())
 
 
 __all__ = ["CHAT_PATH", "AsgiApp", "Gateway", "Message", "Receive", "Scope", "Send"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 
 import orjson
@@ -13,7 +13,7 @@ from edgeproxy.gateway.account import Call, ending_of
 from edgeproxy.gateway.answer import Whole, whole
 from edgeproxy.protocol.node.report import TIMING_HEADER
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.protocol.openai.headers import STREAM_HEADERS, Headers, find, media_type, to_client
+from edgeproxy.protocol.openai.headers import STREAM_HEADERS, Headers, find, first_of_each, media_type, to_client
 from edgeproxy.protocol.openai.sse import DONE, MEDIA_TYPE, Event, SseError, SseParser, has_content
 from edgeproxy.routing.budget import node_terms
 from edgeproxy.upstream.h1 import Response, UpstreamError
@@ -75,12 +75,13 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
 
 
 async def _outcome(response: Response, call: Call, limits: GatewayLimits) -> Whole | Begun:
-    status, kind = response.status, media_type(find(response.headers, b"content-type"))
-    call.terms = node_terms(find(response.headers, TIMING_HEADER))
+    status, fields = response.status, first_of_each(response.headers)
+    call.terms = node_terms(fields.get(TIMING_HEADER))
     if status == 200:
-        if kind == MEDIA_TYPE:
-            return await _until_content(response, call, limits)
-        return await _whole(response, call)
+        readable = fields.get(b"content-encoding", b"identity") == b"identity"
+        if media_type(fields.get(b"content-type")) == MEDIA_TYPE:
+            return await _until_content(response, readable, call, limits)
+        return await _whole(response, readable, call)
     body = await _bounded(response)
     if status == 429:
         raise Failed("busy", Whole(status, to_client(response.headers), body), retry_after_s=_retry_after(response))
@@ -89,10 +90,10 @@ async def _outcome(response: Response, call: Call, limits: GatewayLimits) -> Who
     return Whole(status, to_client(response.headers), body)
 
 
-async def _until_content(response: Response, call: Call, limits: GatewayLimits) -> Whole | Begun:
+async def _until_content(response: Response, readable: bool, call: Call, limits: GatewayLimits) -> Whole | Begun:
     headers = [*to_client(response.headers), *STREAM_HEADERS]
     recent: deque[Event] = deque(maxlen=KEPT_EVENTS)
-    if find(response.headers, b"content-encoding") not in (None, b"identity"):
+    if not readable:
         held = await response.read()
         call.first_at = monotonic()
         return Begun(response, headers, held, None, recent)
@@ -119,7 +120,7 @@ async def _until_content(response: Response, call: Call, limits: GatewayLimits) 
     raise Failed("cut", _gateway_error("the node ended its answer before any content"))
 
 
-async def _whole(response: Response, call: Call) -> Whole | Begun:
+async def _whole(response: Response, readable: bool, call: Call) -> Whole | Begun:
     pieces, size = list[bytes](), 0
     while data := await response.read():
         pieces.append(data)
@@ -128,7 +129,7 @@ async def _whole(response: Response, call: Call) -> Whole | Begun:
             call.first_at = monotonic()
             return Begun(response, to_client(response.headers), b"".join(pieces), None, deque())
     body = b"".join(pieces)
-    if find(response.headers, b"content-encoding") in (None, b"identity"):
+    if readable:
         try:
             value = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -140,9 +141,10 @@ async def _whole(response: Response, call: Call) -> Whole | Begun:
 
 def _hidden_first(response: Response, call: Call) -> float | None:
     """When the first token of an answer that is not streamed was made, told by the node's terms; None without them."""
-    if not call.terms.keys() >= {"queue", "prefill", "first"}:
+    terms = call.terms
+    if "queue" not in terms or "prefill" not in terms or "first" not in terms:
         return None
-    return response.sent_at + (call.rtt_s or 0.0) + sum(call.terms.values())
+    return response.sent_at + (call.rtt_s or 0.0) + sum(terms.values())
 
 
 async def _bounded(response: Response) -> bytes:
@@ -194,7 +196,7 @@ def _node_error(response: Response) -> Whole:
     status = 503 if response.status == 503 else 502
     answer = _gateway_error(f"the node answered {response.status}", status)
     again = [field for field in response.headers if field[0] in (b"retry-after", b"retry-after-ms")]
-    return replace(answer, headers=[*answer.headers, *again])
+    return answer._replace(headers=[*answer.headers, *again])
 
 
 def _retry_after(response: Response) -> float | None:

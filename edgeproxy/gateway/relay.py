@@ -83,7 +83,7 @@ class Relay:
             node.breaker.failed(monotonic())
             self._metrics.failed(node.name, broken.reason)
             call.code = "upstream_failed"
-            call.failures.append(f"{node.name}: {broken.reason}")
+            call.failures += (f"{node.name}: {broken.reason}",)
             await answer.give(whole(_broken()))
         finally:
             outcome.response.close()
@@ -123,7 +123,7 @@ class Relay:
     def _note(self, node: Node, failed: Failed, call: Call) -> None:
         now = monotonic()
         name = node.name
-        call.failures.append(f"{name}: {failed.reason}")
+        call.failures += (f"{name}: {failed.reason}",)
         self._metrics.failed(name, failed.reason)
         if failed.busy:
             node.breaker.hold_off(min(failed.retry_after_s or HOLD_OFF_S, MAX_HOLD_OFF_S), now)

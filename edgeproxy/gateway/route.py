@@ -40,8 +40,10 @@ def in_turn(decision: Decision[Node], now: float) -> Iterator[Node]:
     """The first choice, then the best of each region that has not been tried, then the rest: what fails a request is
     seldom one node's own, and a region that dies takes all its nodes along. Unfit nodes stay last; after them come
     those that have been down and up again since `now`, the time of the decision."""
-    first = decision.candidates[0]
-    yield first  # seldom is there need of a second: nothing is worked out for it before
+    first = decision.first
+    if first is None:
+        return
+    yield first
     others, fit = decision.candidates[1:], max(decision.healthy - 1, 0)
     tried = {first.region}
     later: list[Node] = []

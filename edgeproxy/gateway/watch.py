@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any
 
+from edgeproxy.wire.ingress import Ingress
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -19,38 +21,54 @@ class ClientGone(Exception):
 class Watch:
     """A scope that its client's leaving cancels, and which then raises ClientGone.
 
-    To be entered when the body has been read: from then on `receive()` has only the disconnect to tell. `answered`:
-    whether the last byte has been given to the listener, whose `http.disconnect` then means no more than that.
+    Our own listeners tell of it through the Ingress, without a task that waits beside each request. Under others
+    (`ingress` is None) such a task listens to `receive()`; the scope is therefore entered when the body has been read.
+    `answered`: whether the last byte has been given to the listener, whose `http.disconnect` then means no more.
     """
 
-    __slots__ = ("_answered", "_cancels", "_gone", "_receive", "_task", "_watcher")
+    __slots__ = ("_answered", "_cancels", "_gone", "_ingress", "_listener", "_receive", "_task")
 
-    def __init__(self, receive: Receive, answered: Callable[[], bool]) -> None:
+    def __init__(self, ingress: Ingress | None, receive: Receive, answered: Callable[[], bool]) -> None:
+        self._ingress = ingress
         self._receive = receive
         self._answered = answered
+        self._listener: asyncio.Task[None] | None = None
         self._gone = False
 
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task()
+    def __enter__(self) -> None:
+        ingress = self._ingress
+        # asyncio.current_task() costs a system call in Python 3.11.
+        task = ingress.task if ingress is not None else asyncio.current_task()
         assert task is not None
         self._task = task
         self._cancels = task.cancelling()
-        self._watcher = asyncio.get_running_loop().create_task(self._until_gone())
+        if ingress is None:
+            self._listener = asyncio.get_running_loop().create_task(self._listen())
+            return
+        ingress.on_gone = self._leave
+        if ingress.gone:
+            self._leave()
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watcher.cancel()
+        if self._ingress is not None:
+            self._ingress.on_gone = None
+        if self._listener is not None:
+            self._listener.cancel()
         # As asyncio.timeout does: a cancellation from outside, at the same moment, stays one.
         if self._gone and self._task.uncancel() <= self._cancels and kind is asyncio.CancelledError:
             raise ClientGone from None
 
-    async def _until_gone(self) -> None:
+    def _leave(self) -> None:
+        self._gone = True
+        self._task.cancel()
+
+    async def _listen(self) -> None:
         try:
             while (await self._receive())["type"] != "http.disconnect":
                 pass
         except OSError:
             pass
         if not self._answered():
-            self._gone = True
-            self._task.cancel()
+            self._leave()

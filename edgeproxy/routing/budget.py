@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import re
+from functools import lru_cache
+from typing import NamedTuple
 
 MAX_TIMING_BYTES = 1024
 NODE_TERMS = ("parse", "queue", "prefill", "first")
 """What a native node tells of a first token, in the order in which it happens; the terms do not overlap."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(NamedTuple):
     """Seconds; None where a term is not known (a foreign node reports none). Order is that of the header."""
 
     rtt: float | None = None
@@ -29,18 +30,23 @@ class Ledger:
 
     def server_timing(self) -> bytes:
         """The value of `Server-Timing` (W3C), durations in milliseconds: `rtt;dur=40.1, edge;dur=0.31, ...`."""
-        return b", ".join(_entry(name, value) for name in _NAMES if (value := getattr(self, name)) is not None)
+        known = tuple([max(value, 0.0) * 1e3 for value in self if value is not None])
+        return _template(tuple([value is not None for value in self])) % known
 
     def remaining(self, budget_s: float) -> float | None:
         """What is left of the budget, negative once overspent; None while the total is not known."""
         return None if self.total is None else budget_s - self.total
 
 
-_NAMES = tuple(field.name for field in fields(Ledger))
+_ENTRY = re.compile(rf"(?:^|,)\s*({'|'.join(NODE_TERMS)})\s*;(?:[^,]*;)?\s*dur=([^,;]*)")
 
 
-def _entry(name: str, seconds: float) -> bytes:
-    return b"%b;dur=%.2f" % (name.encode(), max(seconds, 0.0) * 1e3)
+@lru_cache(maxsize=128)
+def _template(known: tuple[bool, ...]) -> bytes:
+    """Which terms are known -> the header with their places left open."""
+    return b", ".join(
+        b"%b;dur=%%.2f" % name.encode() for name, is_known in zip(Ledger._fields, known, strict=True) if is_known
+    )
 
 
 def node_terms(server_timing: bytes | None) -> dict[str, float]:
@@ -48,20 +54,11 @@ def node_terms(server_timing: bytes | None) -> dict[str, float]:
     if server_timing is None or len(server_timing) > MAX_TIMING_BYTES:
         return {}
     terms: dict[str, float] = {}
-    for entry in server_timing.decode("latin-1").split(","):
-        name, *parameters = (part.strip() for part in entry.split(";"))
-        if name not in NODE_TERMS:
+    for name, milliseconds in _ENTRY.findall(server_timing.decode("latin-1")):
+        try:
+            value = float(milliseconds)
+        except ValueError:
             continue
-        for parameter in parameters:
-            key, _, value = parameter.partition("=")
-            if key == "dur" and (seconds := _seconds(value)) is not None:
-                terms[name] = seconds
+        if 0 <= value < 1e9:
+            terms[name] = value / 1e3
     return terms
-
-
-def _seconds(milliseconds: str) -> float | None:
-    try:
-        value = float(milliseconds)
-    except ValueError:
-        return None
-    return value / 1e3 if 0 <= value < 1e9 else None

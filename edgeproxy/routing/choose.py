@@ -7,8 +7,9 @@ orders the nodes of each region by a cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from operator import itemgetter
 from random import Random
@@ -51,16 +52,40 @@ class Terms:
     in_flight: int
 
 
-@dataclass(frozen=True, slots=True)
 class Decision(Generic[N]):
-    """Every node in the order in which to try them: the first `healthy` are fit, the rest are a last resort."""
+    """Where a request goes. Few requests need a second node, so the order of the others is worked out when asked."""
 
-    candidates: tuple[N, ...]
-    healthy: int
-    reason: Reason
-    """home: the home region's node; failover: none there is fit; least-bad: none anywhere; none: no node at all."""
-    terms: Terms | None
-    """Of the first candidate."""
+    __slots__ = ("_others", "_ranked", "first", "reason")
+
+    def __init__(self, first: N | None, reason: Reason, others: Callable[[], tuple[list[N], list[N]]]) -> None:
+        """`others`: the fit and the unfit ones beside `first`, each in order."""
+        self.first = first
+        """None: there is no node at all."""
+        self.reason = reason
+        """home: the home region's node; failover: none there is fit; least-bad: none anywhere; none: no node at all."""
+        self._others = others
+        self._ranked: tuple[list[N], list[N]] | None = None
+
+    @property
+    def candidates(self) -> tuple[N, ...]:
+        """Every node in the order in which to try them: the first `healthy` are fit, the rest are a last resort."""
+        fit, unfit = self._rank()
+        return () if self.first is None else (self.first, *fit, *unfit)
+
+    @property
+    def healthy(self) -> int:
+        return len(self._rank()[0]) + (self.reason in ("home", "failover"))
+
+    @property
+    def terms(self) -> Terms | None:
+        """Of the first candidate."""
+        first = self.first
+        return None if first is None else Terms(first.region, first.rtt.network, first.in_flight)
+
+    def _rank(self) -> tuple[list[N], list[N]]:
+        if self._ranked is None:
+            self._ranked = self._others()
+        return self._ranked
 
 
 class Home:
@@ -97,13 +122,42 @@ def in_flight(candidate: Candidate) -> float:
 
 
 def choose(
-    nodes: Iterable[N], home: Home, now: float, rng: Random, cost: Callable[[N], float] = in_flight
+    nodes: Collection[N], home: Home, now: float, rng: Random, cost: Callable[[N], float] = in_flight
 ) -> Decision[N]:
     """`nodes`: those that serve the model. Equal costs are shared out by `rng`, so that many proxies do not herd."""
+    ranks, last = home.ranks, len(home.ranks)
+    first: N | None = None
+    first_rank, least, equals = last, inf, 1
+    for node in nodes:
+        rank = ranks.get(node.region, last)
+        if rank > first_rank or not node.ready or not node.breaker.admits(now):
+            continue
+        spent = cost(node)
+        if rank < first_rank or first is None or spent < least:
+            first, first_rank, least, equals = node, rank, spent, 1
+        elif spent == least:
+            equals += 1  # each of n equals stays with a chance of 1/n
+            if rng.random() * equals < 1:
+                first = node
+    if first is not None:
+        reason: Reason = "home" if first_rank == 0 else "failover"
+    elif nodes:
+        first, reason = _ranked(nodes, None, home, now, rng, cost)[1][0], "least-bad"
+    else:
+        reason = "none"
+    return Decision(first, reason, partial(_ranked, nodes, first, home, now, rng, cost))
+
+
+def _ranked(
+    nodes: Iterable[N], but: N | None, home: Home, now: float, rng: Random, cost: Callable[[N], float]
+) -> tuple[list[N], list[N]]:
+    """All nodes `but` one: the fit ones, nearest region first and least cost first within it, and the unfit ones."""
     ranks, last = home.ranks, len(home.ranks)
     fit: list[tuple[int, float, float, N]] = []
     unfit: list[tuple[bool, float, int, float, N]] = []
     for node in nodes:
+        if node is but:
+            continue
         rank = ranks.get(node.region, last)
         if node.ready and node.breaker.admits(now):
             fit.append((rank, cost(node), rng.random(), node))
@@ -111,10 +165,4 @@ def choose(
             unfit.append((not node.ready, node.breaker.not_before, rank, rng.random(), node))
     fit.sort(key=itemgetter(0, 1, 2))
     unfit.sort(key=itemgetter(0, 1, 2, 3))
-    candidates = tuple(entry[-1] for entry in fit) + tuple(entry[-1] for entry in unfit)
-    if not candidates:
-        return Decision((), 0, "none", None)
-    first = candidates[0]
-    terms = Terms(first.region, first.rtt.network, first.in_flight)
-    reason: Reason = "least-bad" if not fit else "home" if ranks.get(first.region) == 0 else "failover"
-    return Decision(candidates, len(fit), reason, terms)
+    return [entry[-1] for entry in fit], [entry[-1] for entry in unfit]

@@ -49,6 +49,7 @@ class Connection(asyncio.Protocol):
         "_keep_alive",
         "_limits",
         "_listed",
+        "_loop",
         "_name",
         "_overhead",
         "_owner",
@@ -98,7 +99,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._closed or self._transport.is_closing():
             raise StaleConnection("send", self._name, "the connection was closed while idle")
         self._begin(head_only=head_only)
-        response = self._response = Response(self, self._served > 0)
+        response = self._response = Response(self, self._served > 0, self._loop)
         self._served += 1
         self._transport.write(request)
         self.deadline = response.sent_at + self._limits.first_byte_s
@@ -152,6 +153,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._loop = asyncio.get_running_loop()
         if self._closed:
             self._transport.abort()
             return

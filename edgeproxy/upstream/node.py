@@ -28,6 +28,7 @@ class Node:
     ) -> None:
         """`headers`: credentials that every request to this node carries."""
         self.config = config
+        self.name = config.name
         self.region = region
         self.pool = pool
         self.headers = tuple(headers)
@@ -43,10 +44,6 @@ class Node:
         """Set to have it probed now."""
         self._step = -1
         self._step_since = -inf
-
-    @property
-    def name(self) -> str:
-        return self.config.name
 
     def observe(self, headers: Iterable[tuple[bytes, bytes]], now: float) -> None:
         """Takes the node's report from an answer's headers. A report that cannot be read counts as none."""
@@ -90,8 +87,12 @@ class Fleet:
             for model in node.config.models:
                 table, key = (prefixed, model[:-1]) if model.endswith("*") else (named, model)
                 table[key] = (*table.get(key, ()), node)
-        self._named = named
-        self._prefixed = prefixed
+        self._named = tuple(named)
+        self._serving = {model: _serving(model, named, prefixed) for model in named}
+        # The patterns that match a name are beginnings of each other: the longest stands for them all.
+        self._patterns = [
+            (prefix, _serving(prefix, {}, prefixed)) for prefix in sorted(prefixed, key=len, reverse=True)
+        ]
 
     @classmethod
     def from_config(cls, config: Config, *, token: str, origins: Mapping[str, Origin] | None = None) -> Fleet:
@@ -108,15 +109,14 @@ class Fleet:
     @property
     def models(self) -> tuple[str, ...]:
         """Model ids in file order, without the patterns."""
-        return tuple(self._named)
+        return self._named
 
     def serving(self, model: str) -> tuple[Node, ...]:
         """The nodes that serve a model: those that name it, and those with a pattern that it matches."""
-        found = self._named.get(model, ())
-        for prefix, nodes in self._prefixed.items():
-            if model.startswith(prefix):
-                found += tuple(node for node in nodes if node not in found)
-        return found
+        found = self._serving.get(model)
+        if found is not None:
+            return found
+        return next((nodes for prefix, nodes in self._patterns if model.startswith(prefix)), ())
 
     def measured(self, now: float) -> None:
         """A round trip has been measured: look at the home region again."""
@@ -130,6 +130,16 @@ class Fleet:
     def close(self) -> None:
         for node in self.nodes:
             node.pool.close()
+
+
+def _serving(
+    model: str, named: Mapping[str, tuple[Node, ...]], prefixed: Mapping[str, tuple[Node, ...]]
+) -> tuple[Node, ...]:
+    found = named.get(model, ())
+    for prefix, nodes in prefixed.items():
+        if model.startswith(prefix):
+            found += tuple(node for node in nodes if node not in found)
+    return found
 
 
 def _node(config: NodeConfig, region: str, whole: Config, token: str, origin: Origin | None) -> Node:

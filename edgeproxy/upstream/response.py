@@ -55,6 +55,7 @@ class Response:
         "_chunks",
         "_connection",
         "_error",
+        "_loop",
         "_waiter",
         "buffered",
         "complete",
@@ -65,7 +66,7 @@ class Response:
         "status",
     )
 
-    def __init__(self, connection: Exchange, reused: bool) -> None:
+    def __init__(self, connection: Exchange, reused: bool, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
         self.headers: Headers = []
         """Names in lower case, in order; hop-by-hop fields are taken out."""
@@ -75,6 +76,7 @@ class Response:
         """When the request was handed to the kernel. Event-loop time, but finer than uvloop's milliseconds."""
         self.first_byte_at = 0.0
         self._connection = connection
+        self._loop = loop
         self._chunks: list[bytes] = []
         self.buffered = 0
         """Bytes of the body that have come and were not read."""
@@ -110,7 +112,7 @@ class Response:
         return self._connection.tcp_rtt()
 
     async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
         try:
             await self._waiter
         except asyncio.CancelledError:
@@ -135,9 +137,11 @@ class Response:
     def push(self, data: bytes) -> None:
         self._chunks.append(data)
         self.buffered += len(data)
-        self.wake()
+        if self._waiter is not None:
+            self.wake()
 
     def end(self, error: UpstreamError | None) -> None:
         self.complete = error is None
         self._error = error
-        self.wake()
+        if self._waiter is not None:
+            self.wake()

@@ -17,7 +17,7 @@ from edgeproxy.wire.h1_exchange import Exchange
 from edgeproxy.wire.h1_parser import RequestHead, RequestParser, StopReading
 from edgeproxy.wire.h1_response import encode_error
 from edgeproxy.wire.ingress import SCOPE_KEY, Ingress, Scope
-from edgeproxy.wire.rtt import transport_tcp_info
+from edgeproxy.wire.rtt import RoundTrip
 from edgeproxy.wire.service import Service
 from edgeproxy.wire.stall import StallWatch
 
@@ -39,6 +39,7 @@ class H1Connection(asyncio.Protocol):
         self._parser = RequestParser(service.limits, self)
         self._transport: asyncio.Transport
         self._stall: StallWatch
+        self._round_trip: RoundTrip
         self._client: tuple[str, int] | None = None
         self._server: tuple[str, int] | None = None
         self._running: Exchange | None = None
@@ -65,6 +66,7 @@ class H1Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no instances of it
         self._transport.set_write_buffer_limits(high=self._limits.unsent_bytes)
         self._stall = StallWatch(self._transport, self._limits.stalled_write_s)
+        self._round_trip = RoundTrip(self._transport)
         self._service.connections.add(self)
         self._client = _address(transport.get_extra_info("peername"))
         self._server = _address(transport.get_extra_info("sockname"))
@@ -112,7 +114,9 @@ class H1Connection(asyncio.Protocol):
     def request_head(self, head: RequestHead) -> None:
         if len(self._queue) >= self._limits.pipeline_depth:
             raise StopReading
-        exchange = Exchange(self._service, self, self._scope(head), head.keep_alive, head.expects_continue)
+        ingress = Ingress("h1", self._first_byte, self.rtt)
+        scope = self._scope(head, ingress)
+        exchange = Exchange(self._service, self, ingress, scope, head.keep_alive, head.expects_continue)
         self._incoming = exchange
         self._deadline = self._read_at + self._limits.stalled_read_s
         self._queue.append(exchange)
@@ -193,8 +197,7 @@ class H1Connection(asyncio.Protocol):
 
     def rtt(self) -> float | None:
         """Seconds, as the kernel smooths it; None once the connection is lost."""
-        info = transport_tcp_info(self._transport) if self in self._service.connections else None
-        return info.rtt if info is not None else None
+        return self._round_trip.at(time.monotonic()) if self in self._service.connections else None
 
     # ---- the connection's own
 
@@ -270,7 +273,7 @@ class H1Connection(asyncio.Protocol):
         self._queue.clear()
         self._incoming = None
 
-    def _scope(self, head: RequestHead) -> Scope:
+    def _scope(self, head: RequestHead, ingress: Ingress) -> Scope:
         raw_path = head.raw_path
         service = self._service
         return {
@@ -287,7 +290,7 @@ class H1Connection(asyncio.Protocol):
             "client": self._client,
             "server": self._server,
             "state": service.state.copy(),
-            "extensions": {SCOPE_KEY: Ingress("h1", self._first_byte, self.rtt)},
+            "extensions": {SCOPE_KEY: ingress},
         }
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.h1_response import CONTINUE, Framing, encode_error, encode_head
-from edgeproxy.wire.ingress import Scope
+from edgeproxy.wire.ingress import Ingress, Scope
 from edgeproxy.wire.service import ClientGone, Message, Service
 
 _log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Exchange:
         "_framing",
         "_headers",
         "_http10",
+        "_ingress",
         "_reader",
         "_service",
         "_status",
@@ -62,7 +63,13 @@ class Exchange:
     )
 
     def __init__(
-        self, service: Service, carrier: Carrier, scope: Scope, keep_alive: bool, expects_continue: bool
+        self,
+        service: Service,
+        carrier: Carrier,
+        ingress: Ingress,
+        scope: Scope,
+        keep_alive: bool,
+        expects_continue: bool,
     ) -> None:
         self.scope = scope
         self.keep_alive = keep_alive
@@ -75,6 +82,7 @@ class Exchange:
         """Body bytes that the application has not taken yet."""
         self._service = service
         self._carrier = carrier
+        self._ingress = ingress
         self._http10 = scope["http_version"] == "1.0"
         self._expects_continue = expects_continue
         self._body: list[bytes] = []
@@ -88,18 +96,20 @@ class Exchange:
     # ---- the connection's side
 
     def start(self) -> None:
-        self._task = self._service.loop.create_task(self._run())
+        self._task = self._ingress.task = self._service.loop.create_task(self._run())
         self._service.tasks.add(self._task)
 
     def body_arrived(self, data: bytes) -> None:
         self._body.append(data)
         self.unread += len(data)
         self._expects_continue = False
-        self._wake()
+        if self._reader is not None:
+            self._wake()
 
     def ended(self) -> None:
         self.complete = True
-        self._wake()
+        if self._reader is not None:
+            self._wake()
 
     def lose(self) -> None:
         """Nobody reads the answer any more: `receive` says so, `send` raises, and in the end the task is cancelled."""
@@ -108,6 +118,7 @@ class Exchange:
         self.gone = True
         self._body.clear()
         self._wake()
+        self._ingress.leave()
         if self._task is not None and not self._task.done():
             self._service.loop.call_later(self._service.limits.cancel_grace_s, self._task.cancel)
 
@@ -186,7 +197,15 @@ class Exchange:
     def _write(self, body: bytes, more: bool) -> None:
         framing = self._framing
         if framing is None:
-            head, framing = self._head(None if more else len(body))
+            head, framing = encode_head(
+                self._service,
+                self._status,
+                self._headers,
+                whole=None if more else len(body),
+                head_request=self.scope["method"] == "HEAD",
+                http10=self._http10,
+                close=not (self.keep_alive and self.complete) or self._carrier.is_last_request(),
+            )
             data = head + framing.encode(body, more)
             self._framing = framing
         else:
@@ -195,16 +214,6 @@ class Exchange:
             self._carrier.write(data)
         if not more:
             self.answered = True
-            self._wake()
+            if self._reader is not None:
+                self._wake()
             self._carrier.answered(close=framing.close)
-
-    def _head(self, whole: int | None) -> tuple[bytes, Framing]:
-        return encode_head(
-            self._service,
-            self._status,
-            self._headers,
-            whole=whole,
-            head_request=self.scope["method"] == "HEAD",
-            http10=self._http10,
-            close=not (self.keep_alive and self.complete) or self._carrier.is_last_request(),
-        )

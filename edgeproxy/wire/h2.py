@@ -28,7 +28,7 @@ from edgeproxy.wire.h2_internals import LAST_OF_ALL, ClientGoesAway, ServerH2
 from edgeproxy.wire.h2_stream import Stream, body_too_large
 from edgeproxy.wire.ingress import SCOPE_KEY, Ingress, Scope
 from edgeproxy.wire.message_head import Headers, MalformedRequest, RequestHead, parse_request
-from edgeproxy.wire.rtt import transport_tcp_info
+from edgeproxy.wire.rtt import RoundTrip
 from edgeproxy.wire.service import Service
 from edgeproxy.wire.stall import StallWatch
 
@@ -50,6 +50,7 @@ class H2Connection(asyncio.Protocol):
         self._h2 = ServerH2(service.limits)
         self._transport: asyncio.Transport
         self._stall: StallWatch
+        self._round_trip: RoundTrip
         self._client: tuple[str, int] | None = None
         self._server: tuple[str, int] | None = None
         self._streams: dict[int, Stream] = {}
@@ -72,6 +73,7 @@ class H2Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._limits.unsent_bytes)
         self._stall = StallWatch(self._transport, self._limits.stalled_write_s)
+        self._round_trip = RoundTrip(self._transport)
         self._service.connections.add(self)
         self._client = _address(transport.get_extra_info("peername"))
         self._server = _address(transport.get_extra_info("sockname"))
@@ -147,7 +149,8 @@ class H2Connection(asyncio.Protocol):
             self.reset(stream_id, ErrorCodes.PROTOCOL_ERROR)
             self._idle()
             return
-        stream = Stream(self._service, self, stream_id, head, self._scope(head))
+        ingress = Ingress("h2", self._read_at, self.rtt)
+        stream = Stream(self._service, self, stream_id, head, ingress, self._scope(head, ingress))
         self._streams[stream_id] = stream
         if len(event.headers) > limits.headers:
             message = f"The request has more than {limits.headers} header fields; send fewer."
@@ -247,8 +250,7 @@ class H2Connection(asyncio.Protocol):
 
     def rtt(self) -> float | None:
         """Seconds, as the kernel smooths it; None once the connection is lost."""
-        info = transport_tcp_info(self._transport) if self in self._service.connections else None
-        return info.rtt if info is not None else None
+        return self._round_trip.at(time.monotonic()) if self in self._service.connections else None
 
     # ---- the connection's own
 
@@ -308,14 +310,14 @@ class H2Connection(asyncio.Protocol):
         if data and not self._closing:
             self._transport.write(data)
 
-    def _scope(self, head: RequestHead) -> Scope:
+    def _scope(self, head: RequestHead, ingress: Ingress) -> Scope:
         return head.scope(
             http_version="2",
             scheme=self._service.scheme,
             client=self._client,
             server=self._server,
             state=self._service.state.copy(),
-            extensions={SCOPE_KEY: Ingress("h2", self._read_at, self.rtt)},
+            extensions={SCOPE_KEY: ingress},
         )
 
 

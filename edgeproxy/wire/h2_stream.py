@@ -10,7 +10,7 @@ from typing import Protocol
 from h2.errors import ErrorCodes
 
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.wire.ingress import Scope
+from edgeproxy.wire.ingress import Ingress, Scope
 from edgeproxy.wire.message_head import Headers, RequestHead, response_fields
 from edgeproxy.wire.service import ClientGone, Message, Service
 
@@ -43,7 +43,9 @@ class Carrier(Protocol):
 class Stream:
     """`gone`: the application's answer is not wanted any more. `ended`: nothing more passes, in either direction."""
 
-    def __init__(self, service: Service, carrier: Carrier, stream_id: int, head: RequestHead, scope: Scope) -> None:
+    def __init__(
+        self, service: Service, carrier: Carrier, stream_id: int, head: RequestHead, ingress: Ingress, scope: Scope
+    ) -> None:
         self.id = stream_id
         self.scope = scope
         self.complete = False
@@ -55,6 +57,7 @@ class Stream:
         self._service = service
         self._limits = service.limits
         self._carrier = carrier
+        self._ingress = ingress
         self._task: asyncio.Task[None] | None = None
         # the request's body
         self._body: list[bytes] = []
@@ -82,7 +85,7 @@ class Stream:
     # ---- the connection's side
 
     def start(self) -> None:
-        self._task = self._service.loop.create_task(self._run())
+        self._task = self._ingress.task = self._service.loop.create_task(self._run())
         self._service.tasks.add(self._task)
         self._task.add_done_callback(self._finished)
 
@@ -151,6 +154,7 @@ class Stream:
         self._unread = 0
         self._wake_reader()
         self.writable()
+        self._ingress.leave()
         if self._task is not None and not self._task.done():
             self._service.loop.call_later(self._limits.cancel_grace_s, self._task.cancel)
 

@@ -129,7 +129,8 @@ class Session(Connection):
         if error_ is not None:
             self._answer(stream_id, error_, bodyless=head.method == "HEAD")
             return
-        request = Request(self._service, self, stream_id, head, self._scope(head, first_byte))
+        ingress = Ingress("h3", first_byte, self._rtt)
+        request = Request(self._service, self, stream_id, head, ingress, self._scope(head, ingress))
         self.requests[stream_id] = request
         request.arrived(b"", message.stream_ended)
         if not request.gone:
@@ -137,12 +138,12 @@ class Session(Connection):
         else:
             self.finished(request)
 
-    def _scope(self, head: RequestHead, first_byte: float) -> dict[str, Any]:
+    def _scope(self, head: RequestHead, ingress: Ingress) -> dict[str, Any]:
         client, server = self.quic.get_peer_address(), self._endpoint.address
         return head.scope(
             client=(client[0], client[1]) if client else None,
             server=(server[0], server[1]),
-            extensions={SCOPE_KEY: Ingress("h3", first_byte, self._rtt)},
+            extensions={SCOPE_KEY: ingress},
             state=self._service.state.copy(),
         )
 

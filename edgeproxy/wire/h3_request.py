@@ -10,7 +10,7 @@ from aioquic.h3.connection import ErrorCode
 
 from edgeproxy.client.aioquic_internals import H3, Quic
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.wire.ingress import Scope
+from edgeproxy.wire.ingress import Ingress, Scope
 from edgeproxy.wire.message_head import Headers, RequestHead, response_fields
 from edgeproxy.wire.service import ClientGone, Message, Service
 
@@ -50,6 +50,7 @@ class Request:
         "_fields",
         "_grace",
         "_heard",
+        "_ingress",
         "_left",
         "_length",
         "_news",
@@ -66,7 +67,9 @@ class Request:
         "stream_id",
     )
 
-    def __init__(self, service: Service, carrier: Carrier, stream_id: int, head: RequestHead, scope: Scope) -> None:
+    def __init__(
+        self, service: Service, carrier: Carrier, stream_id: int, head: RequestHead, ingress: Ingress, scope: Scope
+    ) -> None:
         self.stream_id = stream_id
         self.scope = scope
         self.complete = False
@@ -76,6 +79,7 @@ class Request:
         self.gone = False
         self._service = service
         self._carrier = carrier
+        self._ingress = ingress
         self._task: asyncio.Task[None] | None = None
         self._grace: asyncio.TimerHandle | None = None
         # the request's body
@@ -99,7 +103,7 @@ class Request:
     # ---- the connection's side
 
     def start(self) -> None:
-        self._task = self._service.loop.create_task(self._run())
+        self._task = self._ingress.task = self._service.loop.create_task(self._run())
         self._service.tasks.add(self._task)
 
     def arrived(self, data: bytes, end: bool) -> None:
@@ -141,6 +145,7 @@ class Request:
         self.gone = True
         self._drop_body()
         self._unblock()
+        self._ingress.leave()
         if self._task is not None:
             self._grace = self._service.loop.call_later(CANCEL_GRACE_S, self._task.cancel)
 

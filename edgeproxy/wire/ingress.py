@@ -1,9 +1,9 @@
-"""What a listener knows of a connection and passes to the application beside the ASGI scope."""
+"""What a listener knows of a request and passes to the application beside the ASGI scope."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 Scope = MutableMapping[str, Any]
@@ -11,14 +11,30 @@ SCOPE_KEY = "edgeproxy"
 """`scope["extensions"][SCOPE_KEY]` holds the request's Ingress."""
 
 
-@dataclass(frozen=True, slots=True)
 class Ingress:
-    protocol: Literal["h1", "h2", "h3"]
-    first_byte: float
-    """`time.monotonic()` at which the request's first byte was read, before any parsing. (`loop.time()` is the same
-    clock, but uvloop reads it once a turn and in whole milliseconds: too coarse for a latency budget.)"""
-    rtt: Callable[[], float | None]
-    """The client's round trip in seconds as the kernel or QUIC measures it now; None where nothing is known."""
+    """One request's. The listener fills it; the application may set `on_gone`."""
+
+    __slots__ = ("first_byte", "gone", "on_gone", "protocol", "rtt", "task")
+
+    def __init__(self, protocol: Literal["h1", "h2", "h3"], first_byte: float, rtt: Callable[[], float | None]) -> None:
+        self.protocol = protocol
+        self.first_byte = first_byte
+        """`time.monotonic()` at which the request's first byte was read, before any parsing. (`loop.time()` is the same
+        clock, but uvloop reads it once a turn and in whole milliseconds: too coarse for a latency budget.)"""
+        self.rtt = rtt
+        """The client's round trip in seconds as the kernel or QUIC measures it; None where nothing is known."""
+        self.gone = False
+        """Nobody waits for the rest of the answer: what `http.disconnect` says, without a task that waits for it."""
+        self.on_gone: Callable[[], None] | None = None
+        """Called at the moment in which `gone` becomes true; no more once the answer is complete."""
+        self.task: asyncio.Task[None] | None = None
+        """In which the application was called."""
+
+    def leave(self) -> None:
+        """The listener's: the client has left, or the listener itself has answered or given up."""
+        self.gone = True
+        if self.on_gone is not None:
+            self.on_gone()
 
 
 def ingress(scope: Scope) -> Ingress | None:

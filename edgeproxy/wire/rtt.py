@@ -6,7 +6,10 @@ import asyncio
 import socket
 import struct
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
+
+MAX_AGE_S = 1.0
 
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _SIZE = 256
@@ -25,6 +28,25 @@ class TcpInfo:
     """The smallest in the kernel's window (5 minutes by default); None before Linux 4.6."""
     last_ack_recv: float
     """Since the last ACK from the peer: how old the rest is."""
+
+
+class RoundTrip:
+    """A connection's smoothed round trip, asked of the kernel at most once in MAX_AGE_S: the question costs a system
+    call, and the kernel's own estimate moves no faster than its exchanges."""
+
+    __slots__ = ("_known", "_known_at", "_transport")
+
+    def __init__(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._known: float | None = None
+        self._known_at = -inf
+
+    def at(self, now: float) -> float | None:
+        """Seconds; None where the kernel knows nothing. `now`: any clock that only goes forward."""
+        if now - self._known_at >= MAX_AGE_S:
+            info = transport_tcp_info(self._transport)
+            self._known, self._known_at = info.rtt if info is not None else None, now
+        return self._known
 
 
 class _HasOptions(Protocol):

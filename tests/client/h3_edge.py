@@ -10,7 +10,7 @@ from typing import Any
 
 from edgeproxy.config import Address
 from edgeproxy.wire.h3 import QuicListener
-from edgeproxy.wire.ingress import Scope
+from edgeproxy.wire.ingress import Scope, ingress
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import App, Receive, Send
 from edgeproxy.wire.tls import DevCertificate
@@ -102,9 +102,16 @@ class Probe:
     async def wait(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read to the disconnect, then see what `send` says."""
         self.calls += 1
+        known = ingress(scope)
+        assert known is not None
+        assert known.task is asyncio.current_task()
+        told = asyncio.Event()
+        known.on_gone = told.set
         self.started.set()
         while (await receive())["type"] != "http.disconnect":
             pass
+        assert known.gone
+        assert told.is_set(), "on_gone comes first"
         self.disconnected.set()
         try:
             await reply(send, b"too late")

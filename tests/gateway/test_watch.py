@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edgeproxy.gateway.watch import ClientGone, Watch
+from edgeproxy.wire.ingress import Ingress
 from tests.gateway.drive import begin, chat, edge
 
 
@@ -85,7 +86,7 @@ async def test_cancellation_from_outside_stays_one() -> None:
         return {}
 
     async def work() -> None:
-        async with Watch(never, lambda: False):
+        with Watch(None, never, lambda: False):
             entered.set()
             await asyncio.Event().wait()
 
@@ -101,7 +102,7 @@ async def test_result_is_not_lost_to_a_watch_that_saw_nothing() -> None:
         await asyncio.Event().wait()
         return {}
 
-    async with Watch(never, lambda: False):
+    with Watch(None, never, lambda: False):
         pass
     task = asyncio.current_task()
     assert task is not None
@@ -112,12 +113,68 @@ async def test_leaving_raises_client_gone_and_leaves_no_cancellation_behind() ->
     async def receive() -> dict[str, Any]:
         return {"type": "http.disconnect"}
 
-    with pytest.raises(ClientGone):
-        async with Watch(receive, lambda: False):
-            await asyncio.Event().wait()
+    with pytest.raises(ClientGone), Watch(None, receive, lambda: False):
+        await asyncio.Event().wait()
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
+
+
+def known() -> Ingress:
+    found = Ingress("h1", 0.0, lambda: None)
+    found.task = asyncio.current_task()
+    return found
+
+
+async def never() -> dict[str, Any]:
+    raise AssertionError("our own listeners are not asked")
+
+
+async def test_our_listeners_tell_without_a_task_that_waits() -> None:
+    here = known()
+    tasks = asyncio.all_tasks()
+    with pytest.raises(ClientGone), Watch(here, never, lambda: False):
+        assert asyncio.all_tasks() == tasks
+        asyncio.get_running_loop().call_soon(here.leave)
+        await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_client_that_left_before_the_watch_is_gone() -> None:
+    here = known()
+    here.leave()
+    with pytest.raises(ClientGone), Watch(here, never, lambda: False):
+        await asyncio.sleep(0)
+
+
+async def test_leaving_after_the_watch_cancels_nothing() -> None:
+    here = known()
+    with Watch(here, never, lambda: False):
+        pass
+    here.leave()
+    await asyncio.sleep(0)
+
+
+async def test_cancellation_from_outside_wins_over_a_listeners_word() -> None:
+    here: Ingress | None = None
+    entered = asyncio.Event()
+
+    async def work() -> None:
+        nonlocal here
+        here = known()
+        with Watch(here, never, lambda: False):
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(work())
+    await entered.wait()
+    assert here is not None
+    task.cancel()
+    here.leave()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_disconnect_that_only_tells_of_the_end_cancels_nothing() -> None:
@@ -127,7 +184,7 @@ async def test_disconnect_that_only_tells_of_the_end_cancels_nothing() -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.disconnect"}
 
-    async with Watch(receive, lambda: True):
+    with Watch(None, receive, lambda: True):
         asyncio.get_running_loop().call_later(0.01, taken.set)
         await taken.wait()
 

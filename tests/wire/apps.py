@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edgeproxy.wire.ingress import Scope
+from edgeproxy.wire.ingress import Scope, ingress
 from edgeproxy.wire.service import Message, Receive, Send
 
 OK: Message = {"type": "http.response.start", "status": 200, "headers": []}
@@ -43,12 +43,17 @@ class Watcher:
     def __init__(self, *, streams: bool = False) -> None:
         self.streams = streams
         self.running = asyncio.Event()
+        self.told = asyncio.Event()
         self.disconnected = asyncio.Event()
         self.send_raised = asyncio.Event()
         self.calls = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.calls += 1
+        known = ingress(scope)
+        assert known is not None
+        assert known.task is asyncio.current_task()
+        known.on_gone = self.told.set
         await read_body(receive)
         if self.streams:
             await send(OK)
@@ -56,6 +61,8 @@ class Watcher:
         self.running.set()
         message = await receive()
         assert message["type"] == "http.disconnect"
+        assert known.gone
+        assert self.told.is_set(), "on_gone comes first"
         self.disconnected.set()
         try:
             await send(piece(b"more") if self.streams else OK)

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from edgeproxy.wire.ingress import Scope
+from edgeproxy.wire.ingress import Ingress, Scope, ingress
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import Receive, Send
-from tests.wire.apps import Watcher
+from tests.wire.apps import Watcher, answer
 from tests.wire.conftest import Serve
 from tests.wire.raw import PATIENCE_S, RawClient
 
@@ -90,3 +90,33 @@ async def test_an_application_that_ignores_the_disconnect_is_cancelled(serve: Se
         await running.wait()
         await client.close()
         await cancelled.wait()
+
+
+@pytest.mark.parametrize("speaks", ["h1", "h2"])
+async def test_the_end_of_an_answer_is_no_leaving(serve: Serve, speaks: str) -> None:
+    seen: list[Ingress] = []
+    left: list[Ingress] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        known = ingress(scope)
+        assert known is not None
+        assert known.protocol == speaks
+        known.on_gone = lambda: left.append(known)
+        seen.append(known)
+        await answer(send, b"")
+
+    edge = await serve(app)
+    if speaks == "h1":
+        client = await edge.connect()
+        await client.send(GET)
+        await client.answer()
+        await client.close()
+    else:
+        h2 = await edge.connect_h2()
+        await h2.answer(h2.request())
+        await h2.close()
+    async with asyncio.timeout(PATIENCE_S):
+        while edge.listener.connections:  # noqa: ASYNC110 - a counter, not an event
+            await asyncio.sleep(0.01)
+    assert len(seen) == 1
+    assert not left

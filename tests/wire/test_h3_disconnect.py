@@ -8,7 +8,7 @@ import pycurl
 import pytest
 
 from edgeproxy.wire import h3_request
-from edgeproxy.wire.ingress import Scope
+from edgeproxy.wire.ingress import Ingress, Scope, ingress
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import Receive, Send
 from edgeproxy.wire.tls import DevCertificate
@@ -164,3 +164,22 @@ async def test_a_client_that_answers_pings_is_waited_for(certificate: DevCertifi
         edge.later(1000)
         probe.go.set()
         assert (await peer.reply(stream)).body == b"held"
+
+
+async def test_the_end_of_an_answer_is_no_leaving(certificate: DevCertificate) -> None:
+    left: list[Ingress] = []
+    seen: list[Ingress] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        known = ingress(scope)
+        assert known is not None
+        known.on_gone = lambda: left.append(known)
+        seen.append(known)
+        await reply(send, b"")
+
+    async with serving(app, certificate) as edge:
+        peer = await edge.peer()
+        await peer.reply(peer.request(get()))
+        peer.close()
+    assert len(seen) == 1
+    assert not left

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
 import sys
 
 import pytest
 
-from edgeproxy.wire.rtt import TcpInfo, parse_tcp_info, tcp_info
+from edgeproxy.wire.rtt import RoundTrip, TcpInfo, parse_tcp_info, tcp_info
 
 
 def raw(size: int, *, rtt: int = 40_000, rttvar: int = 500, min_rtt: int = 39_000, last_ack: int = 7) -> bytes:
@@ -59,3 +60,20 @@ def test_a_socket_without_tcp_has_no_round_trip() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert tcp_info(ours) is None
+
+
+def test_a_connection_asks_the_kernel_once_in_a_while() -> None:
+    class Transport(asyncio.BaseTransport):
+        asked = 0
+
+        def is_closing(self) -> bool:
+            self.asked += 1
+            return True
+
+    transport = Transport()
+    round_trip = RoundTrip(transport)
+    for now in (0.0, 0.5, 0.99):
+        assert round_trip.at(now) is None
+    assert transport.asked == 1
+    round_trip.at(1.0)
+    assert transport.asked == 2

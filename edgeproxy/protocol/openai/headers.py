@@ -49,7 +49,11 @@ STREAM_HEADERS: Headers = [
 
 def to_node(fields: Mapping[bytes, bytes], request_id: bytes) -> Headers:
     """Fields for a JSON request to a node, less its own credentials and the framing."""
-    return [*_JSON_OUT, (b"x-request-id", request_id), *((name, fields[name]) for name in TO_NODE if name in fields)]
+    found = [*_JSON_OUT, (b"x-request-id", request_id)]
+    for name in TO_NODE:
+        if name in fields:
+            found.append((name, fields[name]))
+    return found
 
 
 def to_client(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
@@ -63,6 +67,11 @@ def find(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
         if field[0] == name:
             return field[1]
     return None
+
+
+def first_of_each(headers: Headers) -> dict[bytes, bytes]:
+    """Field name -> its first value."""
+    return dict(reversed(headers))
 
 
 def media_type(value: bytes | None) -> bytes:
