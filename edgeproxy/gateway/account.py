@@ -40,6 +40,8 @@ class Call:
     region: str | None = None
     rtt_s: float | None = None
     """The region's round trip when the request was sent there."""
+    lost_s: float = 0.0
+    """Spent on attempts that failed."""
     sent_at: float | None = None
     """When the request was sent to the node that answered."""
     first_at: float | None = None
@@ -59,10 +61,11 @@ class Call:
         if self._ledger is not None:
             return self._ledger
         started, sent_at, first_at = self.started, self.sent_at, self.first_at
-        edge = None if sent_at is None else sent_at - started
+        edge = None if sent_at is None else sent_at - started - self.lost_s
         total = None if first_at is None else first_at - started
         term = self.terms.get
-        found = Ledger(self.rtt_s, edge, term("parse"), term("queue"), term("prefill"), term("first"), total)
+        lost = self.lost_s or None
+        found = Ledger(self.rtt_s, edge, lost, term("parse"), term("queue"), term("prefill"), term("first"), total)
         if first_at is not None:
             self._ledger = found
         return found
@@ -124,6 +127,7 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
         "client_s": call.client_rtt_s,
         "rtt_s": ledger.rtt,
         "edge_s": ledger.edge,
+        "failover_s": ledger.failover,
         "parse_s": ledger.parse,
         "queue_s": ledger.queue,
         "prefill_s": ledger.prefill,

@@ -47,7 +47,8 @@ class Relay:
             call.attempts += 1
             call.node, call.region, call.rtt_s = node.name, node.region, node.rtt.srtt
             node.in_flight += 1
-            node.breaker.started(monotonic())
+            begun = monotonic()
+            node.breaker.started(begun)
             try:
                 outcome = await attempt(node, [*headers, *node.headers], body, call, self._limits)
                 node.breaker.succeeded(monotonic())
@@ -55,6 +56,7 @@ class Relay:
                 return
             except Failed as failed:
                 self._note(node, failed, call)
+                call.lost_s += monotonic() - begun
                 if told is None or (failed.busy and told.status != 429):
                     told = failed.answer
             except BaseException:

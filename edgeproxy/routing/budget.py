@@ -18,6 +18,8 @@ class Ledger(NamedTuple):
     """Region round trip at the time of the request."""
     edge: float | None = None
     """Spent in this proxy: from the request's first byte to the node, and from the first content to the client."""
+    failover: float | None = None
+    """Lost at nodes that failed before any content; None where the first one answered."""
     parse: float | None = None
     """On the node: reading the request, rendering and tokenising the prompt."""
     queue: float | None = None

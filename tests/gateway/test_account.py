@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeproxy.access.keys import Keys, generate_key
+from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import ending_of, ending_of_stream
 from edgeproxy.protocol.openai.sse import SseParser
 from tests.fake_node import BEHAVIOURS
@@ -38,6 +39,16 @@ async def test_local_client_sees_the_budget(tmp_path: Path) -> None:
             "first": "20.00",
         }
         assert float(terms["edge"]) <= float(terms["total"])
+
+
+async def test_time_lost_at_a_node_that_failed_is_not_charged_to_the_edge(tmp_path: Path) -> None:
+    async with edge(tmp_path, GatewayLimits(first_byte_s=0.2, stall_s=0.2)) as e:
+        e.far.overrides["nothing"] = "ok"
+        reply = await ask(e.app, chat("nothing"))
+        assert reply.header(b"x-edge-attempts") == b"2"
+        terms = dict(term.split(";dur=") for term in (reply.header(b"server-timing") or b"").decode().split(", "))
+        assert float(terms["failover"]) >= 200
+        assert float(terms["edge"]) < float(terms["failover"])
 
 
 async def test_others_see_no_timings_and_no_topology(tmp_path: Path) -> None:

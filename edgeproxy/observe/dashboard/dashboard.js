@@ -7,6 +7,7 @@ const SHOWN = 40;
 const TERMS = [
   ["rtt", "region round trip"],
   ["edge", "edge"],
+  ["failover", "failover"],
   ["parse", "parse"],
   ["queue", "queue"],
   ["prefill", "prefill"],
