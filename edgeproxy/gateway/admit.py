@@ -91,18 +91,17 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 async def _read(receive: Receive, limit: int) -> bytes:
     pieces: list[bytes] = []
-    size = 0
-    while True:
+    size, more = 0, True
+    while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        piece = message.get("body", b"")
-        size += len(piece)
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
         if size > limit:
             raise _too_large(limit)
-        if not message.get("more_body", False):
-            return b"".join((*pieces, piece)) if pieces else piece
-        pieces.append(piece)
+        more = message.get("more_body", False)
+    return b"".join(pieces) if len(pieces) > 1 else pieces[0]
 
 
 def _too_large(limit: int) -> ApiError:

@@ -90,9 +90,14 @@ class Answer:
             await self.write(encode(_one_line(answer.body)))
             await self.end()
             return
-        length = (b"content-length", b"%d" % len(answer.body))
-        await self._start(answer.status, [*answer.headers, length])
-        await self._deliver({"type": "http.response.body", "body": answer.body})
+        self.started, self.status = True, answer.status
+        headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body)), *self.fields]
+        try:
+            await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            self.ended = True
+            await self._send({"type": "http.response.body", "body": answer.body})
+        except OSError as error:
+            raise ClientGone from error
 
     async def forward(self, message: Message) -> None:
         """ASGI `send` for an application that answers by itself."""
