@@ -42,6 +42,16 @@ class Executor:
 def isas() -> list[str]:
     """Instruction sets that this machine runs, best first."""
 
+PACKED_ALIGNMENT: int
+"""Bytes; offsets of packed tensors in their file are multiples of it."""
+
+def pack(dtype: str, rows: int, cols: int, data: bytes) -> bytes:
+    """A matrix [rows, cols] in GGUF's blocks -> the same weights in tiles of 16 rows, rows padded with zeros.
+
+    `dtype`: "Q4_1" or "Q8_0"; the result's dtype in a tensor table is "Q4_1x16" or "Q8_0x16", its shape stays
+    (rows, cols). Layout: engine/csrc/tensor.h. Raises ValueError for other types and for data of another size.
+    """
+
 def philox4x32(counter: list[int], key: list[int]) -> list[int]: ...
 def matmul(isa: str, dtype: str, weights: bytes, rows: int, cols: int, x: bytes) -> bytes:
     """x [n, cols] f32 times a matrix in GGUF's blocks -> [n, rows] f32."""

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "executor.h"
+#include "pack.h"
 #include "philox.h"
 
 namespace nb = nanobind;
@@ -202,6 +203,23 @@ nb::bytes matmul(const std::string& isa, const std::string& dtype, nb::bytes wei
     return nb::bytes(out.data(), out.size() * sizeof(float));
 }
 
+nb::bytes pack(const std::string& dtype, nb::handle rows, nb::handle cols, nb::bytes data) {
+    const edge::DType type = edge::dtype_of(dtype, "pack");
+    if (edge::packed_type(type) == type) refuse("pack: dtype " + dtype + " has no packed form; leave it as it is");
+    const edge::Matrix matrix{static_cast<const uint8_t*>(data.data()), type, u32(rows, "rows"), u32(cols, "cols")};
+    if (matrix.rows == 0 || matrix.cols == 0 || matrix.cols % edge::kBlockWeights ||
+        data.size() != edge::matrix_bytes(type, matrix.rows, matrix.cols))
+        refuse("pack: the bytes of data do not fit rows and cols, or cols is no multiple of 32");
+    const size_t size = edge::matrix_bytes(edge::packed_type(type), matrix.rows, matrix.cols);
+    PyObject* packed = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
+    if (!packed) throw nb::python_error();
+    {
+        nb::gil_scoped_release release;
+        edge::pack(matrix, reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(packed)));
+    }
+    return nb::steal<nb::bytes>(packed);
+}
+
 std::optional<uint32_t> sample(const std::string& isa, nb::bytes logits, nb::handle sampling, uint32_t position) {
     std::vector<float> values(logits.size() / sizeof(float));
     if (values.empty()) refuse("there are no logits");
@@ -225,6 +243,10 @@ NB_MODULE(_native, m) {
         .def("collect", &PyExecutor::collect)
         .def("logits", &PyExecutor::logits, "slot"_a)
         .def("close", &PyExecutor::close);
+
+    m.attr("PACKED_ALIGNMENT") = edge::kPackedAlignment;
+    m.def("pack", &pack, "dtype"_a, "rows"_a, "cols"_a, "data"_a,
+          "A matrix in GGUF's blocks -> the same weights in tiles of 16 rows.");
 
     m.def("philox4x32", &philox, "counter"_a, "key"_a);
     m.def("matmul", &matmul, "isa"_a, "dtype"_a, "weights"_a, "rows"_a, "cols"_a, "x"_a,
