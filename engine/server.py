@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgeproxy.protocol.openai.errors import ApiError
+from engine import startup
 from engine.api import NodeApp
 from engine.chat import Chat
-from engine.executor.base import Executor
 from engine.hosts import Hosts, is_loopback
 from engine.loop import EngineLoop
+from engine.model.image import Progress
 from engine.node import Node
-from engine.step import BLOCK_TOKENS
+from engine.startup import ModelOptions, Phases, StartError
 from engine.warmup import WarmupError, warm_up
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from engine.text.template import ChatTemplate
-    from engine.text.tokenizer import Tokenizer
-
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 WARMUP_S = 120.0
 FAILED_DRAIN_S = 1.0
@@ -39,76 +36,29 @@ KEEP_ALIVE_S = 3600
 """Proxies keep warm connections to their nodes."""
 
 
-class StartError(RuntimeError):
-    """The node cannot start; the message says why and what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    model: str
-    """Model URI."""
+    model: ModelOptions
     model_id: str
     host: str
     port: int
     """0: any free one."""
-    threads: int
-    kv_tokens: int
-    slots: int = 16
-    """Most sequences that run at the same time."""
-    step_tokens: int = 128
-    """Most tokens of one step; bounds how long a prefill chunk holds everybody else up."""
     queue: int = 64
     drain_s: float = 30.0
     allow_hosts: tuple[str, ...] = ()
     token: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A model in memory."""
+def serve(options: ServeOptions, progress: Progress) -> int:
+    """Runs a node until a signal (0) or a failure of the engine (1). Raises StartError.
 
-    executor: Executor
-    tokenizer: Tokenizer
-    template: ChatTemplate
-
-
-Opener = Callable[[ServeOptions], Opened]
-
-
-def open_native(options: ServeOptions) -> Opened:
-    """Raises StartError, and what the readers of the model raise (ValueError)."""
-    from engine.model.arch import llama_config
-    from engine.model.gguf import read
-    from engine.model.source import resolve
-    from engine.text.template import ChatTemplate
-    from engine.text.tokenizer import Tokenizer
-
-    try:
-        from engine.executor.native import NativeExecutor
-    except ImportError as error:
-        raise StartError(f"the native executor is not built ({error}): run scripts/install") from error
-    gguf = read(resolve(options.model))
-    config = llama_config(gguf)
-    blocks = options.kv_tokens // BLOCK_TOKENS
-    executor = NativeExecutor(
-        gguf,
-        config,
-        threads=options.threads,
-        slots=options.slots,
-        blocks=blocks,
-        context=min(config.context, blocks * BLOCK_TOKENS),
-        step_tokens=options.step_tokens,
-    )
-    return Opened(executor, Tokenizer.from_gguf(gguf), ChatTemplate.from_gguf(gguf))
-
-
-def serve(options: ServeOptions, opener: Opener = open_native) -> int:
-    """Runs a node until a signal (0) or a failure of the engine (1). Raises StartError."""
+    progress: told how far the packing of the model has come, if it must be packed; called in another thread.
+    """
     if options.token is None and not is_loopback(options.host):
         raise StartError(f"{options.host} can be reached from afar: set EDGEPROXY_NODE_TOKEN or bind 127.0.0.1")
     sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(options, opener))
+        return runner.run(_serve(options, progress))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -119,24 +69,33 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-async def _serve(options: ServeOptions, opener: Opener) -> int:
+async def _serve(options: ServeOptions, progress: Progress) -> int:
     signals = _Signals()
+    phases = Phases()
+    phases.add("exec and imports", startup.process_age())
     node = Node(options.model_id)
     token = options.token.encode() if options.token is not None else None
     app = NodeApp(node, Hosts(options.host, options.allow_hosts), token)
-    listener = _bind(options.host, options.port)
-    server = await _listen(app, listener)
+    with phases.phase("listen"):
+        listener = _bind(options.host, options.port)
+        server = await _listen(app, listener)
     print(f"listening on http://{_address(listener)}", flush=True)
     engine: EngineLoop | None = None
     try:
-        opened = await _opened(options, opener)
-        engine = EngineLoop(opened.executor, queue_length=options.queue)
+        image = await _started(phases, "image", startup.open_image, options.model, progress)
+        text = asyncio.create_task(_started(phases, "tokenizer and template", startup.open_text, image))
+        text.add_done_callback(_retrieved)
+        executor = await _started(phases, "map and arena", startup.open_executor, image, options.model)
+        engine = EngineLoop(executor, queue_length=options.queue)
         engine.start()
-        chat = Chat(engine, opened.tokenizer, opened.template)
-        node.attach(engine, chat)
-        await _warmed(chat, options.model_id)
+        with phases.phase("warm-up"):
+            await _warmed(engine)
+        texts = await text
+        node.attach(engine, Chat(engine, texts.tokenizer, texts.template))
         node.ready()
-        print(f"ready: {options.model_id} ({engine.numerics})", flush=True)
+        print(
+            f"ready: {options.model_id} ({engine.numerics}) after {startup.process_age():.2f} s: {phases}", flush=True
+        )
         await _first(signals.stop.wait(), engine.failed.wait())
         node.drain()
         drain_s = FAILED_DRAIN_S if engine.failed.is_set() else options.drain_s
@@ -150,17 +109,25 @@ async def _serve(options: ServeOptions, opener: Opener) -> int:
         await server.shutdown([listener])
 
 
-async def _opened(options: ServeOptions, opener: Opener) -> Opened:
+async def _started(phases: Phases, name: str, function: Callable[..., T], *arguments: Any) -> T:
+    """A part of the start, in a thread. Raises StartError."""
     try:
-        return await asyncio.to_thread(opener, options)
+        with phases.phase(name):
+            return await asyncio.to_thread(function, *arguments)
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
         raise StartError(str(error)) from error
 
 
-async def _warmed(chat: Chat, model: str) -> None:
+def _retrieved(task: asyncio.Task[Any]) -> None:
+    """Where the start has failed already, nobody asks how this ended."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _warmed(engine: EngineLoop) -> None:
     try:
         async with asyncio.timeout(WARMUP_S):
-            await warm_up(chat, model)
+            await warm_up(engine)
     except TimeoutError as error:
         raise StartError(f"no token came out within {WARMUP_S:.0f} s of warm-up") from error
     except (WarmupError, ApiError) as error:

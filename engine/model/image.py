@@ -202,7 +202,10 @@ def _header(path: Path, data: mmap.mmap) -> tuple[str, bytes]:
 
 
 def _image(path: Path, layout: str, header: dict[str, Any], data: mmap.mmap) -> Image:
-    sections = {name: Section(*map(int, where), str(xxh3)) for name, (*where, xxh3) in header["sections"].items()}
+    sections = {
+        name: Section(int(offset), int(nbytes), str(xxh3))
+        for name, (offset, nbytes, xxh3) in header["sections"].items()
+    }
     for name, section in sections.items():
         _check_range(name, section.offset, section.nbytes, PREAMBLE.size, len(data))
     weights = sections["weights"]
