@@ -54,7 +54,13 @@ def pack(dtype: str, rows: int, cols: int, data: bytes) -> bytes:
 
 def philox4x32(counter: list[int], key: list[int]) -> list[int]: ...
 def matmul(isa: str, dtype: str, weights: bytes, rows: int, cols: int, x: bytes) -> bytes:
-    """x [n, cols] f32 times a matrix in GGUF's blocks -> [n, rows] f32."""
+    """x [n, cols] f32 times a matrix [rows, cols] -> [n, rows] f32.
+
+    GGUF's blocks are multiplied in float32. For packed types x is first turned into 8-bit levels, per 32 values:
+    most = max |x|; NaN or infinity: scale = NaN, levels = 0; most < 2**-100: both 0; else scale = most / 127 and
+    levels = rint(x * (127 / most)), ties to even, every operation rounded to float32 once. Then, block by block in
+    order, y += (levels . w) * (d * scale), and for Q4_1 y += m * (scale * sum(levels)), by fused multiply-adds.
+    """
 
 def sample(isa: str, logits: bytes, sampling: Sampling, position: int) -> int | None:
     """The token for `position` out of f32 logits, or None if they are not finite."""

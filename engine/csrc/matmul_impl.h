@@ -139,7 +139,7 @@ void matmul_of(const Matrix& weights, uint32_t row0, uint32_t row1, const float*
         for (uint32_t t = 0; t < tokens; t += Vec::tile_tokens) {
             const uint32_t some = tokens - t < Vec::tile_tokens ? tokens - t : Vec::tile_tokens;
             const float* in = x + t * x_stride;
-            float* out = y + t * y_stride + r;
+            float* out = y + t * y_stride + (r - row0);
             with_constant<Vec::tile_tokens>(some, [&](auto n) {
                 if (few)
                     direct<type, n>(weights, r, count, in, x_stride, out, y_stride);

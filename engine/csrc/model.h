@@ -10,8 +10,6 @@
 
 namespace edge {
 
-constexpr uint32_t kMaxHeadDim = 512;
-
 struct ModelConfig {
     uint32_t layers = 0;
     uint32_t hidden = 0;

@@ -12,7 +12,9 @@ struct Vec {
     static constexpr uint32_t width = 16;
     static constexpr uint32_t tile_tokens = 6;    // 4 rows x 6 tokens = 24 of 32 registers
     static constexpr uint32_t panel_from = 13;    // tokens from which a panel of unpacked weights pays
-    static constexpr uint32_t outer_vectors = 2;  // x kMaxGroup accumulators in attention
+    static constexpr uint32_t token_tile = 12;    // x 2 registers in products with packed weights
+    static constexpr uint32_t outer_rows = 6;     // x outer_vectors accumulators in attention
+    static constexpr uint32_t outer_vectors = 4;
 
     __m512 v;
 
@@ -41,6 +43,7 @@ struct Vec {
         const uint32_t mask = n >= width ? 0xffffu : (1u << n) - 1u;
         return {_mm512_mask_blend_ps(static_cast<__mmask16>(mask), b.v, a.v)};
     }
+    friend Vec swap_pairs(Vec a) { return {_mm512_permute_ps(a.v, 0xb1)}; }  // lanes 1, 0, 3, 2, ...
     // 2^n, from the float n + 1.5 * 2^23.
     friend Vec power_of_two(Vec shifted) {
         const __m512i bits = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
@@ -86,6 +89,28 @@ struct Vec {
             w[i] = {_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q)), d)};
         }
     }
+};
+
+// 16 sums of 32 bits, or 64 bytes.
+struct Ints {
+    __m512i v;
+
+    static Ints zero() { return {_mm512_setzero_si512()}; }
+    static Ints set(int32_t x) { return {_mm512_set1_epi32(x)}; }
+    static Ints load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+    static Ints repeat(const int8_t* four) {
+        int32_t bits;
+        std::memcpy(&bits, four, 4);
+        return set(bits);
+    }
+    Ints low_nibbles() const { return {_mm512_and_si512(v, _mm512_set1_epi8(15))}; }
+    Ints high_nibbles() const { return {_mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15))}; }
+
+    // Lane i of a += the sum of w[4i + j] * x[4i + j], w unsigned, x signed, for nibbles at most 8 times from zero.
+    friend Ints add_nibble_dots(Ints a, Ints w, Ints x) { return {_mm512_dpbusd_epi32(a.v, w.v, x.v)}; }
+    friend Ints add_byte_dots(Ints a, Ints w, Ints x) { return {_mm512_dpbusd_epi32(a.v, w.v, x.v)}; }
+    Vec nibble_dots() const { return {_mm512_cvtepi32_ps(v)}; }
+    Vec byte_dots() const { return {_mm512_cvtepi32_ps(v)}; }
 };
 
 }  // namespace
