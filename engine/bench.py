@@ -57,7 +57,10 @@ def measure(executor: Executor, runs: int) -> Iterator[Result]:
             for count in PROMPTS
             if count < limits.context
         ),
-        *((f"decode, {count} streams", lambda count=count: bench.decode(count)) for count in STREAMS),
+        *(
+            (f"decode, {count} stream{'s' if count > 1 else ''}", lambda count=count: bench.decode(count))
+            for count in STREAMS
+        ),
     ]
     bench.prefill(limits.step_tokens)  # warm
     bench.decode(max(STREAMS))
