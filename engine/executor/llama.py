@@ -115,12 +115,12 @@ class Llama:
 def to_int8(x: Tensor) -> Tensor:
     """The nearest values that int8 in blocks of 32 can hold, in x's dtype and shape [..., cols].
 
-    By the native rule, in float32: scale = max|x| / 127 of a block, q = x * (127 / max|x|) rounded to nearest, ties to
-    even; a block of zeros stays so.
+    By the rule of `_native.matmul`, in float32: most = max|x| of a block, q = x * (127 / most) rounded to nearest, ties
+    to even, and q * (most / 127) is what is multiplied. Zeros where most < 2 ** -100; NaN where x is not finite.
     """
     blocks = x.float().view(*x.shape[:-1], -1, INT8_BLOCK)
     most = blocks.abs().amax(-1, keepdim=True)
-    quants = (blocks * torch.where(most > 0, 127 / most, 0)).round()
+    quants = (blocks * torch.where(most < 2**-100, 0, 127 / most)).round()
     return (quants.to(x.dtype) * (most / 127).to(x.dtype)).view(x.shape)
 
 
