@@ -78,24 +78,25 @@ def serve(
         from engine import parent
 
         parent.exit_with_parent()
-    from edgeproxy.protocol.node.report import TOKEN_ENV
-    from engine import server
     from engine.progress import PackProgress
-    from engine.startup import StartError
+    from engine.startup import Start, StartError
 
-    options = server.ServeOptions(
-        model=_options(model, **sizes),
-        model_id=model_id,
-        host=host,
-        port=port,
-        queue=queue,
-        drain_s=drain_s,
-        allow_hosts=allow_host,
-        token=os.environ.get(TOKEN_ENV) or None,
-    )
     try:
         with PackProgress() as progress:
-            status = server.serve(options, progress)
+            start = Start(_options(model, **sizes), progress)
+            from edgeproxy.protocol.node.report import TOKEN_ENV
+            from engine import server
+
+            options = server.ServeOptions(
+                model_id=model_id,
+                host=host,
+                port=port,
+                queue=queue,
+                drain_s=drain_s,
+                allow_hosts=allow_host,
+                token=os.environ.get(TOKEN_ENV) or None,
+            )
+            status = server.serve(options, start)
     except StartError as error:
         raise click.ClickException(str(error)) from error
     sys.exit(status)

@@ -9,36 +9,32 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from edgeproxy.protocol.openai.errors import ApiError
 from engine import startup
 from engine.api import NodeApp
 from engine.chat import Chat
 from engine.hosts import Hosts, is_loopback
 from engine.loop import EngineLoop
-from engine.model.image import Progress
 from engine.node import Node
-from engine.startup import ModelOptions, Phases, StartError
-from engine.warmup import WarmupError, warm_up
+from engine.startup import Start, StartError
 
 if TYPE_CHECKING:
     import uvicorn
 
-T = TypeVar("T")
 
-WARMUP_S = 120.0
 FAILED_DRAIN_S = 1.0
 """For the errors of a failed engine to reach their clients."""
 SWITCH_S = 0.0005
 """How long the engine's thread waits for the interpreter while the event loop computes; Python's default is 5 ms."""
+QUIET_S = 1.0
+"""How long connections wait for an answer while the node starts."""
 KEEP_ALIVE_S = 3600
 """Proxies keep warm connections to their nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    model: ModelOptions
     model_id: str
     host: str
     port: int
@@ -49,16 +45,16 @@ class ServeOptions:
     token: str | None = None
 
 
-def serve(options: ServeOptions, progress: Progress) -> int:
+def serve(options: ServeOptions, start: Start) -> int:
     """Runs a node until a signal (0) or a failure of the engine (1). Raises StartError.
 
-    progress: told how far the packing of the model has come, if it must be packed; called in another thread.
+    start: has begun already, and goes on while this module is loaded and listens.
     """
     if options.token is None and not is_loopback(options.host):
         raise StartError(f"{options.host} can be reached from afar: set EDGEPROXY_NODE_TOKEN or bind 127.0.0.1")
     sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(options, progress))
+        return runner.run(_serve(options, start))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -69,33 +65,27 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-async def _serve(options: ServeOptions, progress: Progress) -> int:
+async def _serve(options: ServeOptions, start: Start) -> int:
     signals = _Signals()
-    phases = Phases()
-    phases.add("exec and imports", startup.process_age())
     node = Node(options.model_id)
     token = options.token.encode() if options.token is not None else None
     app = NodeApp(node, Hosts(options.host, options.allow_hosts), token)
-    with phases.phase("listen"):
-        listener = _bind(options.host, options.port)
-        server = await _listen(app, listener)
+    listener = _bind(options.host, options.port)
     print(f"listening on http://{_address(listener)}", flush=True)
+    ready = asyncio.Event()
+    answering = asyncio.create_task(_answering(app, listener, ready))
     engine: EngineLoop | None = None
     try:
-        image = await _started(phases, "image", startup.open_image, options.model, progress)
-        text = asyncio.create_task(_started(phases, "tokenizer and template", startup.open_text, image))
-        text.add_done_callback(_retrieved)
-        executor = await _started(phases, "map and arena", startup.open_executor, image, options.model)
-        engine = EngineLoop(executor, queue_length=options.queue)
+        await _first(_ended(start), signals.stop.wait())
+        if signals.stop.is_set():
+            return 0
+        opened = start.result()
+        engine = EngineLoop(opened.executor, queue_length=options.queue)
         engine.start()
-        with phases.phase("warm-up"):
-            await _warmed(engine)
-        texts = await text
-        node.attach(engine, Chat(engine, texts.tokenizer, texts.template))
+        node.attach(engine, Chat(engine, opened.text.tokenizer, opened.text.template))
         node.ready()
-        print(
-            f"ready: {options.model_id} ({engine.numerics}) after {startup.process_age():.2f} s: {phases}", flush=True
-        )
+        ready.set()
+        print(f"ready: {options.model_id} ({engine.numerics}) {_took(start)}", flush=True)
         await _first(signals.stop.wait(), engine.failed.wait())
         node.drain()
         drain_s = FAILED_DRAIN_S if engine.failed.is_set() else options.drain_s
@@ -106,32 +96,38 @@ async def _serve(options: ServeOptions, progress: Progress) -> int:
     finally:
         if engine is not None:
             engine.stop()
-        await server.shutdown([listener])
+        ready.set()
+        await (await answering).shutdown([listener])
 
 
-async def _started(phases: Phases, name: str, function: Callable[..., T], *arguments: Any) -> T:
-    """A part of the start, in a thread. Raises StartError."""
-    try:
-        with phases.phase(name):
-            return await asyncio.to_thread(function, *arguments)
-    except (ValueError, OSError, MemoryError, RuntimeError) as error:
-        raise StartError(str(error)) from error
+async def _ended(start: Start) -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    start.then(lambda: _call(loop, ended.set))
+    await ended.wait()
 
 
-def _retrieved(task: asyncio.Task[Any]) -> None:
-    """Where the start has failed already, nobody asks how this ended."""
-    if not task.cancelled():
-        task.exception()
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # the loop is closed: the node was told to stop while it started
+        loop.call_soon_threadsafe(function)
 
 
-async def _warmed(engine: EngineLoop) -> None:
-    try:
-        async with asyncio.timeout(WARMUP_S):
-            await warm_up(engine)
-    except TimeoutError as error:
-        raise StartError(f"no token came out within {WARMUP_S:.0f} s of warm-up") from error
-    except (WarmupError, ApiError) as error:
-        raise StartError(f"the warm-up failed: {error}") from error
+async def _answering(app: NodeApp, listener: socket.socket, ready: asyncio.Event) -> uvicorn.Server:
+    """Begins to answer when the node is ready, or after a second.
+
+    Until then connections wait in the listener's backlog: a client that retries would take the interpreter from the
+    start that it waits for.
+    """
+    config = _configured(app)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(QUIET_S):
+            await ready.wait()
+    return await _listen(config, listener)
+
+
+def _took(start: Start) -> str:
+    parts = ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in start.phases)
+    return f"after {startup.process_age() * 1000:.0f} ms: {parts}"
 
 
 class _Signals:
@@ -170,8 +166,7 @@ def _address(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-async def _listen(app: NodeApp, listener: socket.socket) -> uvicorn.Server:
-    """uvicorn's listener without its run loop: that one wakes ten times a second and takes the signals."""
+def _configured(app: NodeApp) -> uvicorn.Config:
     import uvicorn
 
     config = uvicorn.Config(
@@ -189,6 +184,13 @@ async def _listen(app: NodeApp, listener: socket.socket) -> uvicorn.Server:
         timeout_graceful_shutdown=1,
     )
     config.load()
+    return config
+
+
+async def _listen(config: uvicorn.Config, listener: socket.socket) -> uvicorn.Server:
+    """uvicorn's listener without its run loop: that one wakes ten times a second and takes the signals."""
+    import uvicorn
+
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     await server.startup([listener])

@@ -1,23 +1,32 @@
-"""From a model's name to what a node runs: image, executor, tokenizer and template, each as soon as it can be."""
+"""From a model's name to what a node runs: image, executor, tokenizer and template, each as soon as it can be.
+
+A start is bound by what the interpreter must do: import modules, build the tokenizer. So it is arranged that everything
+else (page tables, the warm-up's steps) runs beside that, and nothing here loads a module before it is needed.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from engine import memory
 from engine.model import cache, layout
 from engine.model.image import Image, Progress
 from engine.step import BLOCK_TOKENS
+from engine.warmup import WarmUp
 
 if TYPE_CHECKING:
+    from engine.executor.base import Executor
     from engine.executor.native import NativeExecutor
     from engine.text.template import ChatTemplate
     from engine.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 
 class StartError(RuntimeError):
@@ -50,24 +59,72 @@ class Text:
     template: ChatTemplate
 
 
-class Phases:
-    """How long the parts of a start took. Parts may run beside one another."""
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model that runs: its first tokens have come out."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._taken: list[tuple[str, float]] = []
+    executor: Executor
+    text: Text
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = self._clock()
-        yield
-        self.add(name, self._clock() - began)
 
-    def add(self, name: str, seconds: float) -> None:
-        self._taken.append((name, seconds))
+class Start:
+    """Opens a model in a thread of its own, from the constructor on."""
 
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in self._taken)
+    def __init__(self, options: ModelOptions, progress: Progress) -> None:
+        self._options = options
+        self._progress = progress
+        self._opened: Opened | None = None
+        self._failure: Exception | None = None
+        self._lock = threading.Lock()
+        self._done = False
+        self._callbacks: list[Callable[[], None]] = []
+        self.phases: list[tuple[str, float]] = []
+        """What took how many seconds, in order."""
+        self._thread = threading.Thread(target=self._run, name="start", daemon=True)
+        self._thread.start()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Calls back when it has ended, in its thread; at once if it has already."""
+        with self._lock:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def result(self) -> Opened:
+        """Waits for it. Raises StartError."""
+        self._thread.join()
+        if self._opened is None:
+            raise StartError(str(self._failure)) from self._failure
+        return self._opened
+
+    def _run(self) -> None:
+        try:
+            self._opened = self._open()
+        except Exception as error:
+            self._failure = error
+        with self._lock:
+            self._done = True
+        for callback in self._callbacks:
+            callback()
+
+    def _open(self) -> Opened:
+        image = self._timed("image", lambda: open_image(self._options, self._progress))
+        executor = self._timed("map and arena", lambda: open_executor(image, self._options))
+        try:
+            warm_up = WarmUp(executor)
+            text = self._timed("tokenizer and template", lambda: open_text(image))
+            self._timed("rest of warm-up", warm_up.finish)
+        except BaseException:
+            executor.close()
+            raise
+        return Opened(executor, text)
+
+    def _timed(self, name: str, function: Callable[[], T]) -> T:
+        began = time.monotonic()
+        result = function()
+        self.phases.append((name, time.monotonic() - began))
+        return result
 
 
 def open_image(options: ModelOptions, progress: Progress) -> Image:
@@ -122,8 +179,6 @@ def open_text(image: Image) -> Text:
 
 def process_age() -> float:
     """Seconds since this process was started, to 10 ms (proc_pid_stat(5), field 22)."""
-    import os
-
     try:
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started

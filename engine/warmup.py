@@ -1,4 +1,4 @@
-"""The first steps of an engine.
+"""The first steps of an executor.
 
 Until they have produced a token, nothing proves that the node can; and the first user would wait for pages, threads and
 caches that they touch for the first time.
@@ -6,40 +6,41 @@ caches that they touch for the first time.
 
 from __future__ import annotations
 
-import asyncio
-
-from engine.loop import EngineLoop
-from engine.sequence import GenerationRequest
-from engine.step import Sampling
+from engine.executor.base import Executor
+from engine.step import BLOCK_TOKENS, Row, Sampling, StepPlan
 
 PROMPT = 8
-"""Tokens; as many rows as prefill's kernels take at once."""
-TOKENS = 2
-"""One from prefill and one from decode."""
+"""Tokens; they are ids like any others, since the tokenizer need not be there yet."""
 
 
 class WarmupError(RuntimeError):
-    """The engine ran, but no token came out."""
+    """The executor ran, but no token came out."""
 
 
-async def warm_up(engine: EngineLoop) -> None:
-    """One greedy and one sampled sequence side by side, of ids: the tokenizer need not be there yet.
+class WarmUp:
+    """A greedy and a sampled sequence side by side, through prefill and one decode step.
 
-    Raises WarmupError, ApiError.
+    Begun by the constructor, so that it runs while the rest of a start goes on; the executor belongs to it until
+    `finish` has returned.
     """
-    for sampled in await asyncio.gather(_run(engine, 0.0), _run(engine, 1.0)):
-        if sampled != TOKENS:
-            raise WarmupError(f"the warm-up asked for {TOKENS} tokens and got {sampled}")
 
+    def __init__(self, executor: Executor) -> None:
+        limits = executor.limits
+        room = min(limits.context, BLOCK_TOKENS)
+        count = max(1, min(PROMPT, room - 1, limits.step_tokens // 2))
+        prompt = tuple(token % limits.vocab for token in range(count))
+        self._slots = range(min(2, limits.slots, limits.blocks, limits.step_tokens))
+        self._executor = executor
+        executor.submit(StepPlan(1, tuple(self._row(slot, prompt, 0) for slot in self._slots)))
+        executor.submit(StepPlan(2, tuple(self._row(slot, (), count) for slot in self._slots)))
 
-async def _run(engine: EngineLoop, temperature: float) -> int:
-    most = max(1, min(PROMPT, engine.limits.context - TOKENS))
-    prompt = tuple(token % engine.limits.vocab for token in range(most))
-    sampling = Sampling(temperature=temperature, top_p=0.95)
-    generation = engine.generate(GenerationRequest(f"warm-up-{temperature}", prompt, sampling, TOKENS))
-    sampled = 0
-    while True:
-        delta = await generation.next()
-        sampled += len(delta.tokens)
-        if delta.finish is not None:
-            return sampled
+    def finish(self) -> None:
+        """Waits for its steps. Raises WarmupError."""
+        for _ in range(2):
+            result = self._executor.collect()
+            if missing := [row.slot for row in result.rows if not row.tokens]:
+                raise WarmupError(f"the warm-up failed: step {result.step} sampled nothing in slots {missing}")
+
+    def _row(self, slot: int, tokens: tuple[int, ...], start: int) -> Row:
+        opens = Sampling(temperature=float(slot), top_p=0.95) if tokens else None
+        return Row(slot, start, tokens, (slot,), sample=True, opens=opens)

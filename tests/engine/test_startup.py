@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 pytest.importorskip("engine._native", reason="the native executor is not built")
 
 from engine import startup
+from engine.executor.base import Executor
 from engine.model.layout import Available, LayoutError
-from engine.startup import ModelOptions, Phases, StartError
+from engine.startup import ModelOptions, Start, StartError
 from engine.step import Row, Sampling, StepPlan
 from tests.engine.gguf_files import write_llama
 
@@ -78,15 +80,39 @@ def test_the_plan_counts_the_weights_of_the_image(options: ModelOptions) -> None
     assert plan.region("weights").buffers[0].buffer.nbytes == image.sections["weights"].nbytes
 
 
-def test_phases_tell_what_each_part_took() -> None:
-    times = iter([1.0, 1.25, 2.0, 2.5])
-    phases = Phases(lambda: next(times))
-    with phases.phase("one"):
-        pass
-    with phases.phase("two"):
-        pass
-    phases.add("three", 0.001)
-    assert str(phases) == "one 250 ms, two 500 ms, three 1 ms"
+def test_a_start_opens_a_model_whose_first_tokens_have_come_out(options: ModelOptions) -> None:
+    ended = threading.Event()
+    start = Start(options, silent)
+    start.then(ended.set)
+    opened = start.result()
+    try:
+        assert ended.wait(10)
+        late = threading.Event()
+        start.then(late.set)
+        assert late.is_set()
+        assert [name for name, _ in start.phases] == [
+            "image",
+            "map and arena",
+            "tokenizer and template",
+            "rest of warm-up",
+        ]
+        opened.executor.submit(StepPlan(3, (Row(0, 0, (1,), (0,), True, Sampling(temperature=0.0)),)))
+        assert len(opened.executor.collect().rows[0].tokens) == 1
+    finally:
+        opened.executor.close()
+
+
+def test_a_start_that_fails_says_why_and_keeps_nothing(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Executor] = []
+    monkeypatch.setattr("engine.executor.native.NativeExecutor.close", lambda executor: closed.append(executor))
+    monkeypatch.setattr("engine.startup.open_text", lambda image: int("no text"))
+    start = Start(options, silent)
+    ended = threading.Event()
+    start.then(ended.set)
+    assert ended.wait(10)
+    with pytest.raises(StartError, match="no text"):
+        start.result()
+    assert len(closed) == 1
 
 
 def test_a_process_knows_its_age() -> None:
