@@ -106,23 +106,39 @@ inline void mix(const float* weights, const Tile<T>& values, uint32_t from, uint
         mix_columns<rows, 1>(weights, values, from, to, dim, column, out, out_stride);
 }
 
-// Turns the scores of the first `n` keys into weights exp(score - most); part[0] = most, part[1] = their sum.
+// 2^x for x <= 0 to 1.5 ulp or so, by a polynomial on [-0.5, 0.5]. Below -126 it stays there; NaN stays NaN.
+inline Vec exp2_below_1(Vec x) {
+    x = max(Vec::set(-126.0f), x);
+    const Vec shifted = x + Vec::set(0x1.8p23f);
+    const Vec r = x - (shifted - Vec::set(0x1.8p23f));
+    Vec p = Vec::set(0x1.5c08dcp-10f);
+    p = fma(p, r, Vec::set(0x1.3d0c52p-7f));
+    p = fma(p, r, Vec::set(0x1.c6b6e6p-5f));
+    p = fma(p, r, Vec::set(0x1.ebf918p-3f));
+    p = fma(p, r, Vec::set(0x1.62e428p-1f));
+    p = fma(p, r, Vec::set(1.0f));
+    return p * power_of_two(shifted);
+}
+
+// Turns the first `n` scores into weights 2^(score * scale - most); part[0] = most, part[1] = their sum.
 inline void weigh(float* scores, uint32_t n, float scale, float* part) {
-    const Vec lowest = Vec::set(-__builtin_inff()), factor = Vec::set(scale);
-    Vec most = lowest;
-    for (uint32_t i = 0; i < n; i += Vec::width) {
-        const Vec s = first_lanes(n - i, Vec::load(scores + i) * factor, lowest);
-        s.store(scores + i);
-        most = max(most, s);
-    }
-    const Vec peak = Vec::set(most.largest());
+    const uint32_t whole = n / Vec::width * Vec::width, tail = n - whole;
+    Vec most = Vec::set(-__builtin_inff());
+    if (tail) most = first_lanes(tail, Vec::load(scores + whole), most);
+    for (uint32_t i = 0; i < whole; i += Vec::width) most = max(most, Vec::load(scores + i));
+    part[0] = most.largest() * scale;
+    const Vec factor = Vec::set(scale), shift = Vec::set(-part[0]);
     Vec sum = Vec::zero();
-    for (uint32_t i = 0; i < n; i += Vec::width) {
-        const Vec p = first_lanes(n - i, exp(Vec::load(scores + i) - peak), Vec::zero());
+    for (uint32_t i = 0; i < whole; i += Vec::width) {
+        const Vec p = exp2_below_1(fma(Vec::load(scores + i), factor, shift));
         p.store(scores + i);
         sum = sum + p;
     }
-    part[0] = peak.lane0();
+    if (tail) {
+        const Vec p = exp2_below_1(fma(Vec::load(scores + whole), factor, shift));
+        sum = sum + first_lanes(tail, p, Vec::zero());
+        p.store(scores + whole);
+    }
     part[1] = sum.sum();
 }
 
@@ -134,7 +150,7 @@ inline void begin_row(float* row, uint32_t dim) {
 // row: what the parts before gave together.
 inline void join(float* row, const float* part, uint32_t dim) {
     const float most = row[0] > part[0] ? row[0] : part[0];
-    const Vec old_share = exp(Vec::set(row[0] - most)), share = exp(Vec::set(part[0] - most));
+    const Vec old_share = exp2_below_1(Vec::set(row[0] - most)), share = exp2_below_1(Vec::set(part[0] - most));
     row[0] = most;
     row[1] = row[1] * old_share.lane0() + part[1] * share.lane0();
     for (uint32_t d = kPartHead; d < kPartHead + dim; d += Vec::width)
@@ -180,7 +196,10 @@ struct Rows {
         const uint32_t size = kBlockTokens * args.head_dim;
         for (uint32_t j = 0; j < kTileBlocks; ++j) {
             float* to = panel + j * size;
-            for (uint32_t i = 0; i < size; i += Vec::width) Vec::load_f16(tile.blocks[j] + i).store(to + i);
+            for (uint32_t i = 0; i < size; i += Vec::width) {
+                if (i % 32 == 0) __builtin_prefetch(ahead[j] + i);
+                Vec::load_f16(tile.blocks[j] + i).store(to + i);
+            }
             wide.blocks[j] = to;
         }
         fn(wide);
@@ -196,7 +215,7 @@ template <class Place>
 inline void run_part(const Rows& rows, Place&& place) {
     const uint32_t dim = rows.args.head_dim, most = rows.visible(rows.count - 1);
     const size_t values = size_t{dim} * kBlockTokens;
-    const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(dim));
+    const float scale = 0x1.715476p0f / __builtin_sqrtf(static_cast<float>(dim));  // with log2(e)
     const auto groups = [&](auto&& fn) {
         for (uint32_t r = 0; r < rows.count; r += Vec::outer_rows)
             with_constant<Vec::outer_rows>(

@@ -20,7 +20,7 @@ constexpr uint32_t kTileKeys = 64;     // positions that attention widens at onc
 constexpr uint32_t kPartKeys = 256;    // positions of one softmax
 constexpr uint32_t kPanelRows = 32;    // weight rows dequantised at once
 constexpr uint32_t kMaxGroup = 4;      // query heads of one KV head that share a pass over its keys
-constexpr uint32_t kMaxQueries = 32;   // consecutive queries that share a pass over the keys
+constexpr uint32_t kMaxQueries = 48;   // consecutive queries that share a pass over the keys
 constexpr uint32_t kMaxHeadDim = 512;
 constexpr uint32_t kPartHead = 16;     // floats before the values of a part: the largest score, the sum
 

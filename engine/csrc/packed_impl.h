@@ -18,30 +18,6 @@ using edge::Quantised;
 
 constexpr uint32_t kParts = kTileRows / Vec::width;
 
-// 32 values to levels; returns their scale. The rule stands at edge::Quantised.
-inline float quantise_block(const float* x, int8_t* levels, int32_t& sum) {
-    uint32_t bits[kBlockWeights], most_bits = 0;
-    std::memcpy(bits, x, sizeof(bits));
-    for (const uint32_t b : bits) most_bits = (b & 0x7fffffffu) > most_bits ? b & 0x7fffffffu : most_bits;
-    float most;
-    std::memcpy(&most, &most_bits, 4);
-    sum = 0;
-    if (!(most >= 0x1p-100f && most <= 0x1.fffffep127f)) {
-        std::memset(levels, 0, kBlockWeights);
-        return most < 0x1p-100f ? 0.0f : __builtin_nanf("");
-    }
-    const float inverse = 127.0f / most;
-    int32_t rounded[kBlockWeights];
-    for (uint32_t i = 0; i < kBlockWeights; ++i) {
-        const float shifted = x[i] * inverse + 0x1.8p23f;  // its low bits are the rounded product
-        std::memcpy(rounded + i, &shifted, 4);
-        rounded[i] -= 0x4b400000;
-        sum += rounded[i];
-    }
-    for (uint32_t i = 0; i < kBlockWeights; ++i) levels[i] = static_cast<int8_t>(rounded[i]);
-    return most / 127.0f;
-}
-
 void quantise(const float* x, uint32_t block, uint32_t blocks, uint32_t cols, uint32_t token, uint32_t tokens,
               const Quantised& out) {
     const uint32_t first = token - token % Vec::token_tile;
@@ -80,7 +56,8 @@ inline void multiply(const uint8_t* tile, uint32_t blocks, const Quantised& x, c
             weight_scales = b % 2 == 0 && b + 1 == blocks ? pair + edge::kQ8Half
                                                           : pair + 2 * edge::kQ8Half + b % 2 * 2 * kTileRows;
         }
-        for (size_t i = 0; i < step; i += kLineBytes) __builtin_prefetch(ahead + b * step + i);
+        if (ahead)
+            for (size_t i = 0; i < step; i += kLineBytes) __builtin_prefetch(ahead + b * step + i);
         Ints dots[tokens][kParts];
 #pragma GCC unroll 16
         for (uint32_t t = 0; t < tokens; ++t)
@@ -151,7 +128,7 @@ void packed_matmul_of(const Matrix& weights, uint32_t row0, uint32_t row1, const
             const uint32_t some = tokens - t < Vec::token_tile ? tokens - t : Vec::token_tile;
             with_constant<Vec::token_tile>(some, [&](auto n) {
                 Vec sums[n][kParts];
-                multiply<type, n>(tile, blocks, from, ahead, sums);
+                multiply<type, n>(tile, blocks, from, t == 0 ? ahead : nullptr, sums);
                 for (uint32_t i = 0; i < n; ++i) {
                     const size_t row = y.index ? y.index[t + i] : t + i;
                     put(sums[i], y.at + row * y.stride + (r - row0), y.add, valid);

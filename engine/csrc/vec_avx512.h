@@ -113,4 +113,26 @@ struct Ints {
     Vec byte_dots() const { return {_mm512_cvtepi32_ps(v)}; }
 };
 
+// 32 values to levels; returns their scale. The rule stands at edge::Quantised.
+inline float quantise_block(const float* x, int8_t* levels, int32_t& sum) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
+    // As integers, so that NaN is above infinity and every number.
+    const __m512i most_bits = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(x0), magnitude),
+                                               _mm512_and_si512(_mm512_castps_si512(x1), magnitude));
+    const int bits = _mm512_reduce_max_epi32(most_bits);
+    float most, inverse = 0.0f;
+    std::memcpy(&most, &bits, 4);
+    const bool usable = most >= 0x1p-100f && most <= 0x1.fffffep127f;
+    if (usable) inverse = 127.0f / most;
+    const __m512 factor = _mm512_set1_ps(inverse);
+    const __mmask16 keep = usable ? 0xffff : 0;
+    const __m512i q0 = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(x0, factor));
+    const __m512i q1 = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(x1, factor));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(levels), _mm512_cvtepi32_epi8(q0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(levels + 16), _mm512_cvtepi32_epi8(q1));
+    sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q0, q1));
+    return usable ? most / 127.0f : most < 0x1p-100f ? 0.0f : __builtin_nanf("");
+}
+
 }  // namespace
