@@ -122,7 +122,7 @@ def pack(model: str, out: Path | None, cache: Path | None) -> None:
 
         with PackProgress() as progress:
             if out is None:
-                image = opened(resolve(model), cache or default_folder(), PACKER, progress)
+                image = opened(model, cache or default_folder(), PACKER, progress)
             else:
                 image = write(resolve(model), out, PACKER, progress)
     except (ValueError, ImportError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from types import MappingProxyType
 from typing import Final
 
 from engine import _native
@@ -13,8 +14,8 @@ from engine.model.image import Image
 from engine.model.pack import Packer, digest_of
 from engine.step import Finish, RowResult, StepPlan, StepResult
 
-PACKER: Final = Packer("gguf")
-"""How images for these kernels are laid out."""
+PACKER: Final = Packer("x16", MappingProxyType({"Q4_1": "Q4_1x16", "Q8_0": "Q8_0x16"}), _native.pack)
+"""The layout of csrc/tensor.h: tiles of 16 rows, the same for every instruction set."""
 
 _FINISH = (None, Finish.STOP, Finish.ERROR)
 

@@ -1,8 +1,9 @@
 """Images packed on first use, in a folder of the user's cache.
 
 An image's name holds the digest of the GGUF file's content, the kernels' layout and the format's version, so that an
-image is never stale. Hashing 100 MB takes longer than a start may, so the digest is remembered beside the images
-under the file's path, and holds for as long as size, inode, mtime and ctime are the same.
+image is never stale. Hashing 100 MB takes longer than a start may, and so does looking for a file in an installed
+package. So a note beside the images remembers, for a model's URI, the file and its digest; it holds for as long as that
+file's size, inode, mtime and ctime are the same.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SCHEME: Final = "package:"
 FOLDER: Final = "edgeproxy"
 
 
@@ -35,19 +38,20 @@ def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / FOLDER
 
 
-def opened(path: Path, folder: Path, packer: Packer, progress: Progress = lambda done, total: None) -> Image:
-    """The image of a GGUF file, packed now if it never was; or the image itself, if `path` is one.
+def opened(uri: str, folder: Path, packer: Packer, progress: Progress = lambda done, total: None) -> Image:
+    """The image of a GGUF file, packed now if it never was; or the image itself, if the URI names one.
 
-    Processes that want the same image at once: one packs, the others wait for it. Raises GgufError, ImageError.
+    Processes that want the same image at once: one packs, the others wait for it. Raises SourceError, GgufError,
+    ImageError.
     """
     try:
-        if is_image(path):
+        note = _note(uri, folder)
+        path, digest = _remembered(note) or _looked_up(uri, note)
+        if not digest:
             return read(path, packer.layout)
-        folder.mkdir(parents=True, exist_ok=True)
-        digest = _digest(path, folder)
     except OSError as error:
         raise ImageError(
-            f"{error.filename or path}: {error.strerror or error}; name a file you may read, and with --cache a folder "
+            f"{error.filename or uri}: {error.strerror or error}; name a file you may read, and with --cache a folder "
             "you may write"
         ) from error
     out = folder / f"{path.stem[:100]}-{digest[:16]}-{packer.layout}-{VERSION}.image"
@@ -90,21 +94,39 @@ def _locked(out: Path) -> Iterator[None]:
         yield
 
 
-def _digest(path: Path, folder: Path) -> str:
-    """Of the file's content, remembered. Raises OSError."""
-    path = path.resolve()
-    status = path.stat()
-    stamp = [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
-    note = folder / f"{xxhash.xxh3_128_hexdigest(os.fsencode(path))}.digest"
-    with suppress(OSError, ValueError, TypeError):
-        remembered, digest = orjson.loads(note.read_bytes())
-        if remembered == stamp and isinstance(digest, str):
-            return digest
-    from engine.model.pack import digest_of
+def _note(uri: str, folder: Path) -> Path:
+    """Where it is remembered what a URI names: in a package of this very environment, or in this very folder."""
+    name = f"{sys.prefix}\0{uri}" if uri.startswith(SCHEME) else str(Path(uri).expanduser().absolute())
+    return folder / f"{xxhash.xxh3_128_hexdigest(os.fsencode(name))}.note"
 
-    digest = digest_of(path)
+
+def _remembered(note: Path) -> tuple[Path, str] | None:
+    """A GGUF file that is as it was, and the digest of its content."""
+    with suppress(OSError, ValueError, TypeError):
+        name, stamp, digest = orjson.loads(note.read_bytes())
+        path = Path(name)
+        if stamp == _stamp(path) and isinstance(digest, str) and digest:
+            return path, digest
+    return None
+
+
+def _looked_up(uri: str, note: Path) -> tuple[Path, str]:
+    """The digest is empty where the file is an image itself. Raises SourceError, OSError."""
+    from engine.model.pack import digest_of
+    from engine.model.source import resolve
+
+    path = resolve(uri)
+    if is_image(path):
+        return path, ""
+    note.parent.mkdir(parents=True, exist_ok=True)
+    stamp, digest = _stamp(path), digest_of(path)
     part = note.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):  # a folder that holds the image but cannot be written is still of use
-        part.write_bytes(orjson.dumps((stamp, digest)))
+    with suppress(OSError, TypeError):  # a folder that holds the image but cannot be written is still of use
+        part.write_bytes(orjson.dumps((str(path.absolute()), stamp, digest)))
         part.replace(note)
-    return digest
+    return path, digest
+
+
+def _stamp(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import xxhash
@@ -53,16 +53,14 @@ class ImageError(ValueError):
     """An image that cannot be used; the message names the file, the cause and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     offset: int
     nbytes: int
     xxh3: str
     """xxh3_64 of its bytes, hexadecimal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """The file that the image was packed from."""
 
     name: str
@@ -241,7 +239,7 @@ def _check_range(name: str, offset: int, nbytes: int, start: int, end: int) -> N
 
 def _check_vocabulary(vocabulary: Vocabulary) -> None:
     tokens = len(vocabulary.tokens)
-    if not all(isinstance(token, str) for token in vocabulary.tokens) or len(vocabulary.types) != tokens:
+    if len(vocabulary.types) != tokens:
         raise ValueError("tokens and their types do not fit")
     ids = [*vocabulary.end_ids, *(() if vocabulary.bos_id is None else (vocabulary.bos_id,))]
     ids += [max(merged, default=0) for merged in (vocabulary.left, vocabulary.right)]

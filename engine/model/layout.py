@@ -10,8 +10,7 @@ Inference", 2020).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from engine.model.arch import LlamaConfig
 from engine.step import BLOCK_TOKENS
@@ -29,8 +28,7 @@ class LayoutError(ValueError):
     """It does not fit; the message says by how much, and numbers what can be done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(NamedTuple):
     name: str
     nbytes: int
     first: int
@@ -42,8 +40,7 @@ class Buffer:
         return self.first <= other.last and other.first <= self.last
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     buffer: Buffer
     offset: int
     """In its region."""
@@ -53,8 +50,7 @@ class Placed:
         return self.offset + self.buffer.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     name: str
     offset: int
     """In the arena."""
@@ -67,8 +63,7 @@ class Region:
         return sum(aligned(placed.buffer.nbytes, ALIGNMENT) for placed in self.buffers)
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(NamedTuple):
     """What is chosen at start."""
 
     step_tokens: int
@@ -77,8 +72,7 @@ class Sizes:
     threads: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     regions: tuple[Region, ...]
     sizes: Sizes
     kv_block: int
@@ -92,8 +86,7 @@ class Plan:
         return next(region for region in self.regions if region.name == name)
 
 
-@dataclass(frozen=True, slots=True)
-class Available:
+class Available(NamedTuple):
     nbytes: int
     bound: str
     """What sets it, for messages: a cgroup's limit, or the machine's free memory."""

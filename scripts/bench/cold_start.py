@@ -57,7 +57,7 @@ def measure(command: list[str], port: int, model: str) -> Start:
 
 
 def request(port: int, model: str) -> bytes:
-    message = {"role": "user", "content": "What is the capital of France?"}
+    message = {"role": "user", "content": "What is the capital of Japan?"}
     body = json.dumps({"model": model, "messages": [message], "max_tokens": 4, "temperature": 0, "stream": True})
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
     return f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 pytest.importorskip("engine._native", reason="the native executor is not built")
 
 from engine import startup
-from engine.executor.base import Executor
+from engine.executor.native import NativeExecutor
 from engine.model.layout import Available, LayoutError
 from engine.startup import ModelOptions, Start, StartError
 from engine.step import Row, Sampling, StepPlan
@@ -103,8 +104,13 @@ def test_a_start_opens_a_model_whose_first_tokens_have_come_out(options: ModelOp
 
 
 def test_a_start_that_fails_says_why_and_keeps_nothing(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[Executor] = []
-    monkeypatch.setattr("engine.executor.native.NativeExecutor.close", lambda executor: closed.append(executor))
+    closed: list[int] = []
+
+    def close(executor: NativeExecutor, closing: Callable[[NativeExecutor], None] = NativeExecutor.close) -> None:
+        closed.append(executor.limits.slots)
+        closing(executor)
+
+    monkeypatch.setattr(NativeExecutor, "close", close)
     monkeypatch.setattr("engine.startup.open_text", lambda image: int("no text"))
     start = Start(options, silent)
     ended = threading.Event()
@@ -112,7 +118,7 @@ def test_a_start_that_fails_says_why_and_keeps_nothing(options: ModelOptions, mo
     assert ended.wait(10)
     with pytest.raises(StartError, match="no text"):
         start.result()
-    assert len(closed) == 1
+    assert closed == [2]
 
 
 def test_a_process_knows_its_age() -> None:

