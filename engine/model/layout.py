@@ -168,36 +168,48 @@ def _remedies(plan: Plan, needed: int, available: Available) -> Iterator[str]:
     yield "a smaller model, or one quantised to Q4_1"
 
 
-_EMBED, _NORM, _PROJECT, _ATTEND, _OUTPUT, _FFN_NORM, _GATE, _DOWN, _HEAD, _SAMPLE = range(10)
-"""Phases of a step. Layers run one after the other in the same buffers, so one stands for all."""
+_EMBED, _NORM, _PROJECT, _ATTEND, _JOIN, _FEED, _HEAD, _SAMPLE = range(8)
+"""Phases of a step. Layers run one after the other in the same buffers, so one stands for all; what all layers read
+lives through the last of them."""
+
+_CHUNK, _FEW, _MEMBER_TOKENS = 48, 16, 12
+_BLOCK, _PANEL_ROWS, _PART_KEYS, _PART_HEAD, _GROUP, _TILE_KEYS = 32, 32, 256, 16, 4, 64
+"""Sizes that csrc/forward.cpp and csrc/kernels.h have by the same names."""
 
 
 def _activations(config: LlamaConfig, sizes: Sizes) -> Iterator[Buffer]:
-    def rows(name: str, width: int, first: int, last: int) -> Buffer:
-        return Buffer(name, sizes.step_tokens * width * _F32, first, last)
-
+    """As csrc/forward.cpp divides a step: rows of all its tokens, and a workspace of a chunk for each thread."""
+    tokens, threads = sizes.step_tokens, sizes.threads
+    few = min(tokens, max(_FEW, _MEMBER_TOKENS * threads))
+    span = min(tokens, max(few, _CHUNK)) * threads
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    yield rows("residual", config.hidden, _EMBED, _HEAD)
-    yield rows("angles", config.head_dim, _EMBED, _PROJECT)
-    yield rows("normed for attention", config.hidden, _NORM, _PROJECT)
-    yield rows("queries", queries, _PROJECT, _ATTEND)
-    yield rows("keys and values", 2 * keys, _PROJECT, _ATTEND)
-    yield rows("attended", queries, _ATTEND, _OUTPUT)
-    yield rows("attention's output", config.hidden, _OUTPUT, _FFN_NORM)
-    yield rows("normed for ffn", config.hidden, _FFN_NORM, _GATE)
-    yield rows("gate", config.ffn, _GATE, _DOWN)
-    yield rows("up", config.ffn, _GATE, _DOWN)
-    yield rows("ffn's output", config.hidden, _DOWN, _HEAD)
-    widest = max(config.hidden, queries, config.ffn)
-    yield Buffer("scratch", sizes.threads * _SCRATCH_ROWS * widest * _F32, _EMBED, _SAMPLE)
+    wide = max(config.hidden, queries)
+    context = min(config.context, sizes.blocks * BLOCK_TOKENS)
+    parts = few * config.heads * -(-context // _PART_KEYS)
+    part = _PART_HEAD + config.head_dim
+    attend = _CHUNK * _GROUP * (_PART_KEYS + 2 * part) + _TILE_KEYS * config.head_dim
 
+    def floats(name: str, count: int, first: int, last: int) -> Buffer:
+        return Buffer(name, count * _F32, first, last)
 
-_SCRATCH_ROWS = 64
-"""Rows of weights or keys that a thread unpacks at a time."""
+    def quantised(name: str, cols: int, first: int, last: int) -> Buffer:
+        """Levels of a byte, and three numbers a block."""
+        return Buffer(name, span * (cols + 3 * _F32 * (cols // _BLOCK)), first, last)
+
+    yield floats("residual", tokens * config.hidden, _EMBED, _HEAD)
+    yield floats("queries", tokens * queries, _PROJECT, _JOIN)
+    yield floats("angles", tokens * 2 * config.head_dim, _EMBED, _FEED)
+    yield floats("parts of attention", parts * part, _ATTEND, _JOIN)
+    yield floats("rows", span * wide, _NORM, _HEAD)
+    yield floats("keys and values", span * 2 * keys, _PROJECT, _PROJECT)
+    yield floats("gate and up", 2 * span * _BLOCK, _FEED, _FEED)
+    yield floats("ffn", span * config.ffn, _FEED, _FEED)
+    yield floats("panel", span * _PANEL_ROWS, _NORM, _HEAD)
+    yield quantised("quantised rows", wide, _NORM, _HEAD)
+    yield quantised("quantised ffn", config.ffn, _FEED, _FEED)
+    yield floats("scratch", threads * max(_PANEL_ROWS * max(wide, config.ffn), attend), _EMBED, _HEAD)
 
 
 def _sampling(config: LlamaConfig, sizes: Sizes) -> Iterator[Buffer]:
-    draws = min(sizes.slots, sizes.step_tokens)
-    yield Buffer("logits of the step", draws * config.vocab * _F32, _HEAD, _SAMPLE)
     yield Buffer("last logits", sizes.slots * config.vocab * _F32, _EMBED, _SAMPLE)
-    yield Buffer("candidates", sizes.threads * config.vocab * 8, _SAMPLE, _SAMPLE)
+    yield Buffer("candidates", sizes.threads * config.vocab * (_F32 + _F32), _SAMPLE, _SAMPLE)

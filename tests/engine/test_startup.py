@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -79,6 +81,33 @@ def test_the_plan_counts_the_weights_of_the_image(options: ModelOptions) -> None
     image = startup.open_image(options, silent)
     plan = startup.memory_plan(image, options)
     assert plan.region("weights").buffers[0].buffer.nbytes == image.sections["weights"].nbytes
+
+
+def test_the_executor_takes_what_the_plan_says(options: ModelOptions) -> None:
+    """Private writable memory, less the stacks of the executor's threads."""
+    code = """
+import resource, sys
+from pathlib import Path
+from engine import startup
+from engine.startup import ModelOptions
+
+def taken():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
+
+stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+options = ModelOptions(sys.argv[1], 2, 1 << 20, slots=64, step_tokens=4096, cache=Path(sys.argv[2]))
+image = startup.open_image(options, print)
+before = taken()
+executor = startup.open_executor(image, options)
+print(taken() - before - 2 * (stack if stack != resource.RLIM_INFINITY else 2 << 20))
+print(sum(region.apart for region in startup.memory_plan(image, options).regions if region.name != "weights"))
+"""
+    command = [sys.executable, "-c", code, options.model, str(options.cache)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    taken, planned = map(int, done.stdout.split()[-2:])
+    assert planned > 200 << 20
+    assert abs(taken - planned) < 4 << 20
 
 
 def test_a_start_opens_a_model_whose_first_tokens_have_come_out(options: ModelOptions) -> None:
