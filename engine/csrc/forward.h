@@ -27,6 +27,9 @@ class Forward {
     // Runs the prepared batch, which is not empty; every member of the team must call it.
     void run(uint32_t member);
 
+    // Has the system give the block's pages now. On any thread, also while a batch runs.
+    void fault_block(uint32_t block) const { kv_.populate(block * kv_block_, kv_block_); }
+
     const float* logits(uint32_t slot) const { return logits_.data() + size_t{slot} * model_.config.vocab; }
     bool has_logits(uint32_t slot) const { return slots_[slot].has_logits; }
 
