@@ -23,6 +23,7 @@ Candidates: `native` (packed weights, int8 activations), `native-f32` (the GGUF'
 from __future__ import annotations
 
 import argparse
+import ctypes
 import sys
 import tempfile
 import time
@@ -61,8 +62,12 @@ Floats = npt.NDArray[np.float32]
 
 
 class Candidate(Protocol):
-    def logits(self, windows: Windows, start: int, end: int) -> Floats:
-        """After each of positions [start, end) of every window: [windows, end - start, vocab]. Called in order."""
+    def advance(self, windows: Windows, start: int, end: int) -> None:
+        """Called before `logits` of positions [start, end), in order."""
+        ...
+
+    def logits(self, window: int, tokens: tuple[int, ...], start: int) -> Floats:
+        """After each of a window's `tokens`, which begin at position `start`: [n, vocab]."""
         ...
 
 
@@ -73,9 +78,9 @@ class Native:
         self._executor = executor
         self._table = context // BLOCK_TOKENS
         self._step = 0
+        self._found = np.empty((executor.limits.slots, SEGMENT, executor.limits.vocab), np.float32)
 
-    def logits(self, windows: Windows, start: int, end: int) -> Floats:
-        found = np.empty((len(windows), end - start, self._executor.limits.vocab), np.float32)
+    def advance(self, windows: Windows, start: int, end: int) -> None:
         for position in range(start, end):
             opens = Sampling(temperature=0.0) if position == 0 else None
             self._run(
@@ -83,13 +88,17 @@ class Native:
                 for slot, window in enumerate(windows)
             )
             for slot in range(len(windows)):
-                found[slot, position - start] = self._executor.logits(slot)
-        return found
+                self._found[slot, position - start] = self._executor.logits(slot)
+
+    def logits(self, window: int, tokens: tuple[int, ...], start: int) -> Floats:
+        return self._found[window, : len(tokens)]
 
     def steps_equal_prefill(self, window: tuple[int, ...]) -> bool:
         """Whether the prefill of a window, in slot 0, ends with the bits that rows of one token end with."""
         slot, last = self._executor.limits.slots - 1, len(window) - 1
-        by_steps = self.logits([window], 0, last)[0, -1]
+        for start in range(0, last, SEGMENT):
+            self.advance([window], start, min(start + SEGMENT, last))
+        by_steps = self._found[0, (last - 1) % SEGMENT].copy()
         size = self._executor.limits.step_tokens
         for start in range(0, last, size):
             opens = Sampling(temperature=0.0) if start == 0 else None
@@ -107,19 +116,17 @@ class Native:
 
 
 class Oracle:
-    """Window i in blocks of its own; a thread for each window, since torch's own threads gain less."""
+    """Window i in blocks of its own; windows may be run in threads side by side."""
 
-    def __init__(self, path: Path, emulate: Emulation, streams: int, context: int, threads: Threads) -> None:
+    def __init__(self, path: Path, emulate: Emulation, streams: int, context: int) -> None:
         self._table = context // BLOCK_TOKENS
-        self._threads = threads
         self._executor = ReferenceExecutor(path, slots=1, blocks=streams * self._table, emulate=emulate)
 
-    def logits(self, windows: Windows, start: int, end: int) -> Floats:
-        parts = [window[start:end] for window in windows]
-        return np.stack(list(self._threads.map(self._window, range(len(parts)), parts, repeat(start))))
+    def advance(self, windows: Windows, start: int, end: int) -> None:
+        pass
 
-    def _window(self, slot: int, tokens: tuple[int, ...], start: int) -> Floats:
-        return self._executor.logits_of(tokens, start, tuple(range(slot * self._table, (slot + 1) * self._table)))
+    def logits(self, window: int, tokens: tuple[int, ...], start: int) -> Floats:
+        return self._executor.logits_of(tokens, start, tuple(range(window * self._table, (window + 1) * self._table)))
 
 
 def measure(
@@ -128,24 +135,29 @@ def measure(
     """Per candidate a Divergence for every window, of len(window) - 1 positions."""
     found: dict[str, list[Divergence]] = {name: [] for name in candidates}
     started, last = time.monotonic(), len(windows[0]) - 1
+
+    def compare(index: int, window: tuple[int, ...], start: int, end: int) -> list[Divergence]:
+        """A job for a thread, which returns little: logits would pile up between threads."""
+        tokens, following = window[start:end], window[start + 1 : end + 1]
+        expected = reference.logits(index, tokens, start)
+        return [diverge(expected, each.logits(index, tokens, start), following) for each in candidates.values()]
+
     for first in range(0, len(windows), streams):
         group = windows[first : first + streams]
         parts: dict[str, list[list[Divergence]]] = {name: [[] for _ in group] for name in candidates}
         for start in range(0, last, SEGMENT):
             end = min(start + SEGMENT, last)
-            expected = reference.logits(group, start, end)
-            for name, candidate in candidates.items():
-                logits = candidate.logits(group, start, end)
-                following = [window[start + 1 : end + 1] for window in group]
-                for part, found_here in zip(
-                    parts[name], threads.map(diverge, expected, logits, following), strict=True
-                ):
-                    part.append(found_here)
+            for candidate in candidates.values():
+                candidate.advance(group, start, end)
+            compared = threads.map(compare, range(len(group)), group, repeat(start), repeat(end))
+            for index, divergences in enumerate(compared):
+                for name, divergence in zip(candidates, divergences, strict=True):
+                    parts[name][index].append(divergence)
             done = (first * last + end * len(group)) / (len(windows) * last)
             spent = time.monotonic() - started
             print(f"\r{done:6.1%}, {spent / done - spent:5.0f} s left ", end="", file=sys.stderr, flush=True)
-        for name, of_streams in parts.items():
-            found[name] += [Divergence.join(of_stream) for of_stream in of_streams]
+        for name, of_windows in parts.items():
+            found[name] += [Divergence.join(segments) for segments in of_windows]
     print(file=sys.stderr)
     return found
 
@@ -207,6 +219,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    return_large_blocks()
     path = resolve(args.model)
     tokenizer = Tokenizer.from_gguf(read(path))
     table, missed = [HEAD], []
@@ -220,7 +233,7 @@ def main() -> None:
                 return Native(native_executor(model, args.threads, streams, context), context)
 
             def oracle(emulate: Emulation, streams: int = streams, context: int = context) -> Oracle:
-                return Oracle(path, emulate, streams, context, threads)
+                return Oracle(path, emulate, streams, context)
 
             make: dict[str, Callable[[], Candidate]] = {
                 "native": lambda: native(image),
@@ -239,6 +252,13 @@ def main() -> None:
     report(args.out, table, {})
     print("\n" + "\n".join([f"MISSED: {gate}" for gate in missed] or ["all gates passed"]))
     raise SystemExit(bool(missed))
+
+
+def return_large_blocks() -> None:
+    """Has glibc give freed blocks of 1 MB and more back. By its own rule it keeps them, in an arena for each thread, and
+    attention scores that grow with the context never fit the last hole: 0.7 GB more for every segment."""
+    mmap_threshold = -3
+    ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 20)
 
 
 def native_executor(model: Gguf | Image, threads: int, streams: int, context: int) -> NativeExecutor:
