@@ -255,7 +255,7 @@ def main() -> None:
 
 
 def return_large_blocks() -> None:
-    """Has glibc give freed blocks of 1 MB and more back. By its own rule it keeps them, in an arena for each thread, and
+    """Has glibc give freed blocks of 1 MB and more back. By its own rule it keeps them, an arena for each thread, and
     attention scores that grow with the context never fit the last hole: 0.7 GB more for every segment."""
     mmap_threshold = -3
     ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 20)
