@@ -91,16 +91,17 @@ from pathlib import Path
 from engine import startup
 from engine.startup import ModelOptions
 
-def taken():
+def status(key):
     lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
-stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
 options = ModelOptions(sys.argv[1], 2, 1 << 20, slots=64, step_tokens=4096, cache=Path(sys.argv[2]))
 image = startup.open_image(options, print)
-before = taken()
+memory, threads = status("VmData:") << 10, status("Threads:")
 executor = startup.open_executor(image, options)
-print(taken() - before - 2 * (stack if stack != resource.RLIM_INFINITY else 2 << 20))
+stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+stacks = (status("Threads:") - threads) * (stack if stack != resource.RLIM_INFINITY else 2 << 20)
+print((status("VmData:") << 10) - memory - stacks)
 print(sum(region.apart for region in startup.memory_plan(image, options).regions if region.name != "weights"))
 """
     command = [sys.executable, "-c", code, options.model, str(options.cache)]
