@@ -42,9 +42,25 @@ class Executor:
 def isas() -> list[str]:
     """Instruction sets that this machine runs, best first."""
 
+PACKED_ALIGNMENT: int
+"""Bytes; offsets of packed tensors in their file are multiples of it."""
+
+def pack(dtype: str, rows: int, cols: int, data: bytes) -> bytes:
+    """A matrix [rows, cols] in GGUF's blocks -> the same weights in tiles of 16 rows, rows padded with zeros.
+
+    `dtype`: "Q4_1" or "Q8_0"; the result's dtype in a tensor table is "Q4_1x16" or "Q8_0x16", its shape stays
+    (rows, cols). Layout: engine/csrc/tensor.h. Raises ValueError for other types and for data of another size.
+    """
+
 def philox4x32(counter: list[int], key: list[int]) -> list[int]: ...
 def matmul(isa: str, dtype: str, weights: bytes, rows: int, cols: int, x: bytes) -> bytes:
-    """x [n, cols] f32 times a matrix in GGUF's blocks -> [n, rows] f32."""
+    """x [n, cols] f32 times a matrix [rows, cols] -> [n, rows] f32.
+
+    GGUF's blocks are multiplied in float32. For packed types x is first turned into 8-bit levels, per 32 values:
+    most = max |x|; NaN or infinity: scale = NaN, levels = 0; most < 2**-100: both 0; else scale = most / 127 and
+    levels = rint(x * (127 / most)), ties to even, every operation rounded to float32 once. Then, block by block in
+    order, y += (levels . w) * (d * scale), and for Q4_1 y += m * (scale * sum(levels)), by fused multiply-adds.
+    """
 
 def sample(isa: str, logits: bytes, sampling: Sampling, position: int) -> int | None:
     """The token for `position` out of f32 logits, or None if they are not finite."""

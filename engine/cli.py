@@ -1,18 +1,45 @@
-"""The `engine` command: serve a node, inspect a model."""
+"""The `engine` command: serve a node, pack, inspect and time a model."""
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from engine.model.gguf import Gguf
+    from collections.abc import Callable
 
 KV_TOKENS = 8192
+MODEL_HELP = "package:distribution/file, or the path of a GGUF file or an image."
+
+
+def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What decides how much memory a model takes; the same for every command that asks."""
+    options = (
+        click.option("--threads", type=click.IntRange(1, 256), help="Compute threads.  [default: one per core]"),
+        click.option("--kv-tokens", default=KV_TOKENS, show_default=True, type=click.IntRange(16), help="KV pool."),
+        click.option("--slots", default=16, show_default=True, type=click.IntRange(1, 4096), help="Running sequences."),
+        click.option(
+            "--step-tokens", default=128, show_default=True, type=click.IntRange(1, 1 << 16), help="Per step."
+        ),
+        click.option(
+            "--cache",
+            type=click.Path(file_okay=False, path_type=Path),
+            help="Packed images.  [default: the user's cache]",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _options(model: str, threads: int | None, **sizes: Any) -> Any:
+    from engine.startup import ModelOptions
+
+    return ModelOptions(model, threads or len(os.sched_getaffinity(0)), **sizes)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -21,14 +48,11 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--model", required=True, help="package:distribution/file, or the path of a GGUF file.")
+@click.option("--model", required=True, help=MODEL_HELP)
 @click.option("--model-id", required=True, help="The name that requests use.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=8101, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
-@click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads.  [default: one per core]")
-@click.option("--kv-tokens", default=KV_TOKENS, show_default=True, type=click.IntRange(16), help="Size of the KV pool.")
-@click.option("--slots", default=16, show_default=True, type=click.IntRange(1, 4096), help="Most running sequences.")
-@click.option("--step-tokens", default=128, show_default=True, type=click.IntRange(1, 1 << 16), help="Most per step.")
+@_model_options
 @click.option("--queue", default=64, show_default=True, type=click.IntRange(0, 1 << 16), help="Most waiting requests.")
 @click.option("--drain-s", default=30.0, show_default=True, type=click.FloatRange(0), help="For what runs, on SIGTERM.")
 @click.option("--allow-host", multiple=True, help="A further name to accept in Host; may be repeated.")
@@ -38,78 +62,101 @@ def serve(
     model_id: str,
     host: str,
     port: int,
-    threads: int | None,
-    kv_tokens: int,
-    slots: int,
-    step_tokens: int,
     queue: int,
     drain_s: float,
     allow_host: tuple[str, ...],
     exit_with_parent: bool,
+    **sizes: Any,
 ) -> None:
-    """Serve one model over HTTP.
+    """Serve one model over HTTP; it is packed on first use.
 
     The node token comes from the environment variable EDGEPROXY_NODE_TOKEN.
     """
-    from edgeproxy.protocol.node.report import TOKEN_ENV
-    from engine import parent, server
-
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    if sizes["slots"] > sizes["step_tokens"]:
+        raise click.UsageError(f"--step-tokens {sizes['step_tokens']} must be at least --slots {sizes['slots']}")
     if exit_with_parent:
+        from engine import parent
+
         parent.exit_with_parent()
-    if slots > step_tokens:
-        raise click.UsageError(f"--step-tokens {step_tokens} must be at least --slots {slots}")
-    options = server.ServeOptions(
-        model=model,
-        model_id=model_id,
-        host=host,
-        port=port,
-        threads=threads or len(os.sched_getaffinity(0)),
-        kv_tokens=kv_tokens,
-        slots=slots,
-        step_tokens=step_tokens,
-        queue=queue,
-        drain_s=drain_s,
-        allow_hosts=allow_host,
-        token=os.environ.get(TOKEN_ENV) or None,
-    )
+    from engine.progress import PackProgress
+    from engine.startup import Start, StartError
+
     try:
-        status = server.serve(options)
-    except server.StartError as error:
+        with PackProgress() as progress:
+            start = Start(_options(model, **sizes), progress)
+            from edgeproxy.protocol.node.report import TOKEN_ENV
+            from engine import server
+
+            options = server.ServeOptions(
+                model_id=model_id,
+                host=host,
+                port=port,
+                queue=queue,
+                drain_s=drain_s,
+                allow_hosts=allow_host,
+                token=os.environ.get(TOKEN_ENV) or None,
+            )
+            status = server.serve(options, start)
+    except StartError as error:
         raise click.ClickException(str(error)) from error
     sys.exit(status)
 
 
 @main.command()
 @click.argument("model")
-def inspect(model: str) -> None:
-    """Show what a model file holds: configuration, tensors, sizes."""
-    from engine.model.gguf import read
+@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="The image to write.")
+@click.option(
+    "--cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to keep it without -o.  [default: the user's cache]",
+)
+def pack(model: str, out: Path | None, cache: Path | None) -> None:
+    """Pack a GGUF file into an image that nodes map and run in place."""
+    from engine.model.cache import default_folder, opened
     from engine.model.source import resolve
+    from engine.progress import PackProgress
 
     try:
-        _show(read(resolve(model)))
+        from engine.executor.native import PACKER
+        from engine.model.pack import pack as write
+
+        with PackProgress() as progress:
+            if out is None:
+                image = opened(model, cache or default_folder(), PACKER, progress)
+            else:
+                image = write(resolve(model), out, PACKER, progress)
+    except (ValueError, ImportError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(image.path)
+
+
+@main.command()
+@click.argument("model")
+@click.option("--verify", is_flag=True, help="Read an image's weights too, and compare all of it with its hashes.")
+@_model_options
+def inspect(model: str, verify: bool, **sizes: Any) -> None:
+    """Show what a GGUF file or an image holds, and the memory that a node of it takes."""
+    from engine import inspect as view
+
+    try:
+        view.show(_options(model, **sizes), verify)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
 
 
-def _show(gguf: Gguf) -> None:
-    from dataclasses import asdict
+@main.command()
+@click.argument("model")
+@click.option("--runs", default=5, show_default=True, type=click.IntRange(1), help="Medians are of that many.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@_model_options
+def bench(model: str, runs: int, as_json: bool, **sizes: Any) -> None:
+    """Time the engine in process, without HTTP: prefill and decode."""
+    from engine import bench as timing
+    from engine.progress import PackProgress
+    from engine.startup import StartError
 
-    from rich.console import Console
-    from rich.table import Table
-
-    from engine.model.arch import llama_config
-
-    console = Console()
-    console.print(str(gguf.path), soft_wrap=True)
-    facts = Table("configuration", "value")
-    for name, value in asdict(llama_config(gguf)).items():
-        facts.add_row(name, str(value))
-    tensors = Table("tensor", "type", "shape", "MiB")
-    for tensor in gguf.tensors.values():
-        tensors.add_row(tensor.name, tensor.dtype, " x ".join(map(str, tensor.shape)), f"{tensor.nbytes / 2**20:.2f}")
-    total = sum(tensor.nbytes for tensor in gguf.tensors.values())
-    tensors.add_section()
-    tensors.add_row(f"{len(gguf.tensors)} tensors", "", "", f"{total / 2**20:.2f}")
-    console.print(facts, tensors)
+    try:
+        with PackProgress() as progress:
+            timing.run(_options(model, **sizes), progress, runs, as_json)
+    except (ValueError, StartError) as error:
+        raise click.ClickException(str(error)) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import socket
 import sys
@@ -12,103 +11,50 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgeproxy.protocol.openai.errors import ApiError
+from engine import startup
 from engine.api import NodeApp
 from engine.chat import Chat
-from engine.executor.base import Executor
 from engine.hosts import Hosts, is_loopback
 from engine.loop import EngineLoop
 from engine.node import Node
-from engine.step import BLOCK_TOKENS
-from engine.warmup import WarmupError, warm_up
+from engine.startup import Start, StartError
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from engine.text.template import ChatTemplate
-    from engine.text.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
-
-WARMUP_S = 120.0
 FAILED_DRAIN_S = 1.0
 """For the errors of a failed engine to reach their clients."""
 SWITCH_S = 0.0005
 """How long the engine's thread waits for the interpreter while the event loop computes; Python's default is 5 ms."""
+QUIET_S = 1.0
+"""How long connections wait for an answer while the node starts."""
 KEEP_ALIVE_S = 3600
 """Proxies keep warm connections to their nodes."""
 
 
-class StartError(RuntimeError):
-    """The node cannot start; the message says why and what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    model: str
-    """Model URI."""
     model_id: str
     host: str
     port: int
     """0: any free one."""
-    threads: int
-    kv_tokens: int
-    slots: int = 16
-    """Most sequences that run at the same time."""
-    step_tokens: int = 128
-    """Most tokens of one step; bounds how long a prefill chunk holds everybody else up."""
     queue: int = 64
     drain_s: float = 30.0
     allow_hosts: tuple[str, ...] = ()
     token: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A model in memory."""
+def serve(options: ServeOptions, start: Start) -> int:
+    """Runs a node until a signal (0) or a failure of the engine (1). Raises StartError.
 
-    executor: Executor
-    tokenizer: Tokenizer
-    template: ChatTemplate
-
-
-Opener = Callable[[ServeOptions], Opened]
-
-
-def open_native(options: ServeOptions) -> Opened:
-    """Raises StartError, and what the readers of the model raise (ValueError)."""
-    from engine.model.arch import llama_config
-    from engine.model.gguf import read
-    from engine.model.source import resolve
-    from engine.text.template import ChatTemplate
-    from engine.text.tokenizer import Tokenizer
-
-    try:
-        from engine.executor.native import NativeExecutor
-    except ImportError as error:
-        raise StartError(f"the native executor is not built ({error}): run scripts/install") from error
-    gguf = read(resolve(options.model))
-    config = llama_config(gguf)
-    blocks = options.kv_tokens // BLOCK_TOKENS
-    executor = NativeExecutor(
-        gguf,
-        config,
-        threads=options.threads,
-        slots=options.slots,
-        blocks=blocks,
-        context=min(config.context, blocks * BLOCK_TOKENS),
-        step_tokens=options.step_tokens,
-    )
-    return Opened(executor, Tokenizer.from_gguf(gguf), ChatTemplate.from_gguf(gguf))
-
-
-def serve(options: ServeOptions, opener: Opener = open_native) -> int:
-    """Runs a node until a signal (0) or a failure of the engine (1). Raises StartError."""
+    start: has begun already, and goes on while this module is loaded and listens.
+    """
     if options.token is None and not is_loopback(options.host):
         raise StartError(f"{options.host} can be reached from afar: set EDGEPROXY_NODE_TOKEN or bind 127.0.0.1")
     sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(options, opener))
+        return runner.run(_serve(options, start))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -119,24 +65,27 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-async def _serve(options: ServeOptions, opener: Opener) -> int:
+async def _serve(options: ServeOptions, start: Start) -> int:
     signals = _Signals()
     node = Node(options.model_id)
     token = options.token.encode() if options.token is not None else None
     app = NodeApp(node, Hosts(options.host, options.allow_hosts), token)
     listener = _bind(options.host, options.port)
-    server = await _listen(app, listener)
     print(f"listening on http://{_address(listener)}", flush=True)
+    ready = asyncio.Event()
+    answering = asyncio.create_task(_answering(app, listener, ready))
     engine: EngineLoop | None = None
     try:
-        opened = await _opened(options, opener)
+        await _first(_ended(start), signals.stop.wait())
+        if signals.stop.is_set():
+            return 0
+        opened = start.result()
         engine = EngineLoop(opened.executor, queue_length=options.queue)
         engine.start()
-        chat = Chat(engine, opened.tokenizer, opened.template)
-        node.attach(engine, chat)
-        await _warmed(chat, options.model_id)
+        node.attach(engine, Chat(engine, opened.text.tokenizer, opened.text.template))
         node.ready()
-        print(f"ready: {options.model_id} ({engine.numerics})", flush=True)
+        ready.set()
+        print(f"ready: {options.model_id} ({engine.numerics}) {_took(start)}", flush=True)
         await _first(signals.stop.wait(), engine.failed.wait())
         node.drain()
         drain_s = FAILED_DRAIN_S if engine.failed.is_set() else options.drain_s
@@ -147,24 +96,38 @@ async def _serve(options: ServeOptions, opener: Opener) -> int:
     finally:
         if engine is not None:
             engine.stop()
-        await server.shutdown([listener])
+        ready.set()
+        await (await answering).shutdown([listener])
 
 
-async def _opened(options: ServeOptions, opener: Opener) -> Opened:
-    try:
-        return await asyncio.to_thread(opener, options)
-    except (ValueError, OSError, MemoryError, RuntimeError) as error:
-        raise StartError(str(error)) from error
+async def _ended(start: Start) -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    start.then(lambda: _call(loop, ended.set))
+    await ended.wait()
 
 
-async def _warmed(chat: Chat, model: str) -> None:
-    try:
-        async with asyncio.timeout(WARMUP_S):
-            await warm_up(chat, model)
-    except TimeoutError as error:
-        raise StartError(f"no token came out within {WARMUP_S:.0f} s of warm-up") from error
-    except (WarmupError, ApiError) as error:
-        raise StartError(f"the warm-up failed: {error}") from error
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # the loop is closed: the node was told to stop while it started
+        loop.call_soon_threadsafe(function)
+
+
+async def _answering(app: NodeApp, listener: socket.socket, ready: asyncio.Event) -> uvicorn.Server:
+    """Begins to answer when the node is ready, or after a second.
+
+    Until then connections wait in the listener's backlog: a client that retries would take the interpreter from the
+    start that it waits for.
+    """
+    config = _configured(app)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(QUIET_S):
+            await ready.wait()
+    return await _listen(config, listener)
+
+
+def _took(start: Start) -> str:
+    parts = ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in start.phases)
+    return f"after {startup.process_age() * 1000:.0f} ms: {parts}"
 
 
 class _Signals:
@@ -203,8 +166,7 @@ def _address(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-async def _listen(app: NodeApp, listener: socket.socket) -> uvicorn.Server:
-    """uvicorn's listener without its run loop: that one wakes ten times a second and takes the signals."""
+def _configured(app: NodeApp) -> uvicorn.Config:
     import uvicorn
 
     config = uvicorn.Config(
@@ -222,6 +184,13 @@ async def _listen(app: NodeApp, listener: socket.socket) -> uvicorn.Server:
         timeout_graceful_shutdown=1,
     )
     config.load()
+    return config
+
+
+async def _listen(config: uvicorn.Config, listener: socket.socket) -> uvicorn.Server:
+    """uvicorn's listener without its run loop: that one wakes ten times a second and takes the signals."""
+    import uvicorn
+
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     await server.startup([listener])

@@ -1,4 +1,4 @@
-"""The first requests of an engine: real ones, through the whole path from messages to text.
+"""The first steps of an executor.
 
 Until they have produced a token, nothing proves that the node can; and the first user would wait for pages, threads and
 caches that they touch for the first time.
@@ -6,42 +6,41 @@ caches that they touch for the first time.
 
 from __future__ import annotations
 
-import asyncio
+from engine.executor.base import Executor
+from engine.step import BLOCK_TOKENS, Row, Sampling, StepPlan
 
-from edgeproxy.protocol.openai.schema import ChatRequest, Message
-from engine.chat import Chat, answer_id
-
-TOKENS = 2
-"""One from prefill and one from decode."""
+PROMPT = 8
+"""Tokens; they are ids like any others, since the tokenizer need not be there yet."""
 
 
 class WarmupError(RuntimeError):
-    """The engine ran, but no token came out."""
+    """The executor ran, but no token came out."""
 
 
-async def warm_up(chat: Chat, model: str) -> None:
-    """One greedy and one sampled request side by side. Raises WarmupError, ApiError."""
-    for usage in await asyncio.gather(_run(chat, model, 0.0), _run(chat, model, 1.0)):
-        if usage != TOKENS:
-            raise WarmupError(f"the warm-up asked for {TOKENS} tokens and got {usage}")
+class WarmUp:
+    """A greedy and a sampled sequence side by side, through prefill and one decode step.
 
+    Begun by the constructor, so that it runs while the rest of a start goes on; the executor belongs to it until
+    `finish` has returned.
+    """
 
-async def _run(chat: Chat, model: str, temperature: float) -> int:
-    request = ChatRequest(
-        model=model,
-        messages=(Message("user", "Hello"),),
-        stream=False,
-        include_usage=False,
-        max_tokens=TOKENS,
-        stop=(),
-        seed=0,
-        temperature=temperature,
-        top_p=0.95,
-        top_k=0,
-        ignore_eos=True,
-        ignored=(),
-    )
-    answer = await chat.open(request, answer_id())
-    while (await answer.next()).finish is None:
-        pass
-    return answer.usage().completion
+    def __init__(self, executor: Executor) -> None:
+        limits = executor.limits
+        room = min(limits.context, BLOCK_TOKENS)
+        count = max(1, min(PROMPT, room - 1, limits.step_tokens // 2))
+        prompt = tuple(token % limits.vocab for token in range(count))
+        self._slots = range(min(2, limits.slots, limits.blocks, limits.step_tokens))
+        self._executor = executor
+        executor.submit(StepPlan(1, tuple(self._row(slot, prompt, 0) for slot in self._slots)))
+        executor.submit(StepPlan(2, tuple(self._row(slot, (), count) for slot in self._slots)))
+
+    def finish(self) -> None:
+        """Waits for its steps. Raises WarmupError."""
+        for _ in range(2):
+            result = self._executor.collect()
+            if missing := [row.slot for row in result.rows if not row.tokens]:
+                raise WarmupError(f"the warm-up failed: step {result.step} sampled nothing in slots {missing}")
+
+    def _row(self, slot: int, tokens: tuple[int, ...], start: int) -> Row:
+        opens = Sampling(temperature=float(slot), top_p=0.95) if tokens else None
+        return Row(slot, start, tokens, (slot,), sample=True, opens=opens)

@@ -36,6 +36,7 @@ PURE = [
     "engine/admission.py",
     "engine/sequence.py",
     "engine/step.py",
+    "engine/model/layout.py",
 ]
 IMPURE = {"asyncio", "socket", "threading", "time", "datetime", "random", "torch", "httpx", "subprocess", "os", "io"}
 

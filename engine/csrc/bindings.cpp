@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "executor.h"
+#include "pack.h"
 #include "philox.h"
 
 namespace nb = nanobind;
@@ -192,14 +193,43 @@ nb::bytes matmul(const std::string& isa, const std::string& dtype, nb::bytes wei
     const edge::DType type = edge::dtype_of(dtype, "weights");
     const size_t tokens = x.size() / sizeof(float) / std::max(cols, 1u);
     if (rows == 0 || cols == 0 || cols % edge::kBlockWeights || tokens * cols * sizeof(float) != x.size() ||
-        weights.size() != rows * edge::row_bytes(type, cols))
+        weights.size() != edge::matrix_bytes(type, rows, cols))
         refuse("the bytes of weights and x do not fit rows and cols, or cols is no multiple of 32");
+    const edge::Kernels& kernels = edge::kernels_for(isa);
     const edge::Matrix matrix{static_cast<const uint8_t*>(weights.data()), type, rows, cols};
+    const auto count = static_cast<uint32_t>(tokens);
+    const size_t blocks = tokens * (cols / edge::kBlockWeights);
     std::vector<float> in(tokens * cols), out(tokens * rows), scratch(size_t{edge::kPanelRows} * cols);
     std::memcpy(in.data(), x.data(), x.size());
-    edge::kernels_for(isa).matmul(matrix, 0, rows, in.data(), cols, static_cast<uint32_t>(tokens), out.data(), rows,
-                                  scratch.data());
+    if (!edge::is_packed(type)) {
+        kernels.matmul(matrix, 0, rows, in.data(), cols, count, out.data(), rows, scratch.data());
+        return nb::bytes(out.data(), out.size() * sizeof(float));
+    }
+    std::vector<int8_t> levels(tokens * cols);
+    std::vector<float> scales(blocks), sums(blocks);
+    std::vector<int32_t> biases(blocks);
+    const edge::Quantised quantised{levels.data(), scales.data(), sums.data(), biases.data()};
+    for (uint32_t t = 0; t < count; ++t)
+        kernels.quantise(in.data() + size_t{t} * cols, 0, cols / edge::kBlockWeights, cols, t, count, quantised);
+    kernels.packed_matmul(matrix, 0, rows, quantised, count, {out.data(), rows, nullptr, false}, nullptr);
     return nb::bytes(out.data(), out.size() * sizeof(float));
+}
+
+nb::bytes pack(const std::string& dtype, nb::handle rows, nb::handle cols, nb::bytes data) {
+    const edge::DType type = edge::dtype_of(dtype, "pack");
+    if (edge::packed_type(type) == type) refuse("pack: dtype " + dtype + " has no packed form; leave it as it is");
+    const edge::Matrix matrix{static_cast<const uint8_t*>(data.data()), type, u32(rows, "rows"), u32(cols, "cols")};
+    if (matrix.rows == 0 || matrix.cols == 0 || matrix.cols % edge::kBlockWeights ||
+        data.size() != edge::matrix_bytes(type, matrix.rows, matrix.cols))
+        refuse("pack: the bytes of data do not fit rows and cols, or cols is no multiple of 32");
+    const size_t size = edge::matrix_bytes(edge::packed_type(type), matrix.rows, matrix.cols);
+    PyObject* packed = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
+    if (!packed) throw nb::python_error();
+    {
+        nb::gil_scoped_release release;
+        edge::pack(matrix, reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(packed)));
+    }
+    return nb::steal<nb::bytes>(packed);
 }
 
 std::optional<uint32_t> sample(const std::string& isa, nb::bytes logits, nb::handle sampling, uint32_t position) {
@@ -226,9 +256,13 @@ NB_MODULE(_native, m) {
         .def("logits", &PyExecutor::logits, "slot"_a)
         .def("close", &PyExecutor::close);
 
+    m.attr("PACKED_ALIGNMENT") = edge::kPackedAlignment;
+    m.def("pack", &pack, "dtype"_a, "rows"_a, "cols"_a, "data"_a,
+          "A matrix in GGUF's blocks -> the same weights in tiles of 16 rows.");
+
     m.def("philox4x32", &philox, "counter"_a, "key"_a);
     m.def("matmul", &matmul, "isa"_a, "dtype"_a, "weights"_a, "rows"_a, "cols"_a, "x"_a,
-          "x [n, cols] f32 times a matrix in GGUF's blocks -> [n, rows] f32.");
+          "x [n, cols] f32 times a matrix in GGUF's blocks or packed -> [n, rows] f32.");
     m.def("sample", &sample, "isa"_a, "logits"_a, "sampling"_a, "position"_a,
           "The token for `position` out of f32 logits, or None if they are not finite.");
 }

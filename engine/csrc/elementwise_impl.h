@@ -44,6 +44,13 @@ void silu_mul(float* gate, const float* up, uint32_t n) {
     }
 }
 
+void rotate(float* x, const float* cosines, const float* sines, uint32_t n) {
+    for (uint32_t i = 0; i < n; i += Vec::width) {
+        const Vec v = Vec::load(x + i);
+        (v * Vec::load(cosines + i) + swap_pairs(v) * Vec::load(sines + i)).store(x + i);
+    }
+}
+
 void to_f16(const float* x, uint16_t* out, uint32_t n) {
     for (uint32_t i = 0; i < n; i += Vec::width) Vec::load(x + i).store_f16(out + i);
 }

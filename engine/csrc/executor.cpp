@@ -3,6 +3,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #ifdef EDGE_X86
@@ -13,6 +14,8 @@ namespace edge {
 namespace {
 
 constexpr uint32_t kMaxThreads = 256;
+constexpr uint32_t kBlocksAhead = 64;  // of the highest in use: more than a step takes
+constexpr uint32_t kNoMore = ~uint32_t{0};
 
 double monotonic() {
     timespec now{};
@@ -52,13 +55,15 @@ Executor::Executor(const std::string& path, const ModelConfig& config, const std
       team_(threads),
       forward_(model_, kernels_, limits_, team_),
       writer_(limits_, config.vocab),
+      wanted_blocks_(std::min(limits.blocks, kBlocksAhead)),
       owner_(::getpid()),
       threads_(std::make_unique<std::vector<std::thread>>()) {
     for (uint32_t i = 0; i < kDepth; ++i) ring_.emplace_back(limits_);
-    threads_->reserve(threads);
+    threads_->reserve(threads + 1);
     try {
         threads_->emplace_back(&Executor::execute, this);
         for (uint32_t member = 1; member < threads; ++member) threads_->emplace_back(&Executor::work, this, member);
+        threads_->emplace_back(&Executor::fault_ahead, this);
     } catch (...) {
         begin(Begin::abandon);
         for (std::thread& thread : *threads_) thread.join();
@@ -77,6 +82,7 @@ void Executor::submit(int64_t step, const std::vector<PlanRow>& rows) {
     writer_.begin(job, step);
     for (const PlanRow& row : rows) writer_.add(job, row);
     writer_.commit(job);
+    if (!job.blocks.empty()) want_blocks(*std::max_element(job.blocks.begin(), job.blocks.end()));
     ++sent_;
     submitted_.fetch_add(2);
     submitted_.notify_one();
@@ -104,6 +110,8 @@ void Executor::close() {
     }
     submitted_.fetch_or(1);
     submitted_.notify_one();
+    wanted_blocks_.store(kNoMore);
+    wanted_blocks_.notify_one();
     for (std::thread& thread : *threads_) thread.join();
     threads_.reset();
 }
@@ -159,6 +167,26 @@ void Executor::work(uint32_t member) {
         team_.barrier();
         if (stopping_) return;
         forward_.run(member);
+    }
+}
+
+void Executor::want_blocks(uint32_t last) {
+    const uint32_t wanted = std::min(limits_.blocks, last + 1 + kBlocksAhead);
+    if (wanted <= wanted_blocks_.load(std::memory_order_relaxed)) return;
+    wanted_blocks_.store(wanted);
+    wanted_blocks_.notify_one();
+}
+
+// The pool hands out its lowest blocks first: what lies behind the highest in use is what comes next.
+void Executor::fault_ahead() {
+    if (!began()) return;
+    for (uint32_t done = 0;;) {
+        const uint32_t wanted = wanted_blocks_.load();
+        if (wanted == kNoMore) return;
+        if (done < wanted)
+            forward_.fault_block(done++);
+        else
+            wanted_blocks_.wait(wanted);
     }
 }
 

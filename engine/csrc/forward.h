@@ -1,4 +1,7 @@
 // One step of the model over all rows of a plan: tokens in, KV written, next tokens sampled.
+//
+// Few tokens: members divide the outputs of every matrix, each of them quantises all tokens for itself, and a barrier
+// stands between phases. Many: members take chunks of tokens through a whole layer, with one barrier a layer.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +27,9 @@ class Forward {
     // Runs the prepared batch, which is not empty; every member of the team must call it.
     void run(uint32_t member);
 
+    // Has the system give the block's pages now. On any thread, also while a batch runs.
+    void fault_block(uint32_t block) const { kv_.populate(block * kv_block_, kv_block_); }
+
     const float* logits(uint32_t slot) const { return logits_.data() + size_t{slot} * model_.config.vocab; }
     bool has_logits(uint32_t slot) const { return slots_[slot].has_logits; }
 
@@ -36,64 +42,107 @@ class Forward {
     };
     struct Token {
         uint32_t id, position, block;
+        const uint32_t* blocks;  // its sequence's table
     };
-    // Consecutive positions of one row that attend together.
+    // Consecutive positions of one sequence that attend together.
     struct Unit {
-        uint32_t token, queries, position;
-        const uint32_t* blocks;
+        uint32_t token, queries;
+    };
+    // Tokens [token, token + count) and their units.
+    struct Chunk {
+        uint32_t token, count;
+        uint32_t unit, unit_end;
+        bool drawn;  // the logits of one of them are wanted
+    };
+    // A part of a unit's attention that one member computes.
+    struct Item {
+        uint32_t unit, head, from, part;  // KV head; its query heads from `from` on
     };
     struct Draw {
         uint32_t token;  // whose logits are wanted
         uint32_t position;
         uint32_t row;  // in the job
     };
+    // What a member, or all of them together, needs for a chunk: rows of `span_` tokens.
+    struct Workspace {
+        Workspace(const ModelConfig& config, const Model& model, uint32_t span);
+
+        Buffer<uint8_t> memory;
+        float* rows;       // input of a group of matrices [hidden or q_dim]
+        float* kv;         // keys, then values [2 * kv_dim]
+        float* gate;       // some of its outputs [32]
+        float* up;         // the same [32]
+        float* piece;      // outputs of a matrix that is not packed [kPanelRows]
+        float* mixed;      // gate and up put together [ffn], where the matrix behind them is not packed
+        Quantised in;      // of rows
+        Quantised middle;  // of mixed
+        float* scratch;
+    };
+    // A member's share of a chunk: all of it, or the outputs that it owns of every matrix.
+    struct Slice {
+        Chunk chunk;
+        uint32_t member, members;
+        Workspace& own;
+        Workspace& common;  // of the members that share the chunk
+    };
+    struct Input {
+        const float* rows;
+        size_t stride;
+        Quantised quantised;
+    };
 
     void place(const Job& job, const Job::Row& row);
+    void cut(uint32_t chunks);
+    void list_items();
+    void run_by_outputs(uint32_t member);
+    void run_by_tokens(uint32_t member);
     void embed(uint32_t token);
-    void project_head(const Layer& layer, uint32_t index, uint32_t head, float* scratch);
-    void rotate(float* heads, size_t stride) const;
-    void store(uint32_t layer, uint32_t head, const float* heads, bool values);
-    void attention(uint32_t layer, uint32_t item, float* scratch);
-    void add(const Matrix& weights, const float* x, uint32_t row0, uint32_t row1, float* scratch);
-    void feed(const Layer& layer, uint32_t row0, uint32_t row1, float* scratch);
-    void layer(uint32_t index, float* scratch);
-    void head(float* scratch);
+    Input normed(const Slice& slice, const float* weight, bool packed) const;
+    void product(const Matrix& weights, uint32_t row0, uint32_t row1, const Input& in, uint32_t tokens,
+                 const Output& out, Workspace& own, const uint8_t* next) const;
+    void project(const Slice& slice, uint32_t layer);
+    void rotate(const Slice& slice, float* rows, size_t stride, uint32_t row0, uint32_t row1) const;
+    void store(const Slice& slice, uint32_t layer, const float* rows, uint32_t row0, uint32_t row1, bool values);
+    Attend attention(const Unit& unit, uint32_t layer, uint32_t head, uint32_t from, float* scratch) const;
+    void attend_item(const Item& item, uint32_t layer, Workspace& own);
+    void attend_chunk(const Slice& slice, uint32_t layer) const;
+    void join(const Slice& slice) const;
+    void finish_layer(const Slice& slice, uint32_t layer);
+    void feed(const Slice& slice, const Layer& layer) const;
+    void head(uint32_t member);
     void draw(uint32_t index, uint32_t member);
-    template <class F>
-    void split(uint32_t rows, F&& fn);
+    void meet(const Slice& slice) const;
+    static const uint8_t* start(const Matrix& weights, const Slice& slice);
 
     const Model& model_;
     const Kernels& kernels_;
     Team& team_;
+    const uint32_t few_;   // up to so many tokens members divide the outputs
+    const uint32_t span_;  // most tokens of a chunk
+    const uint32_t most_parts_;
 
     std::vector<Slot> slots_;
     std::vector<Sampler> samplers_;  // one a member
     Job* job_ = nullptr;
     std::vector<Token> tokens_;
     std::vector<Unit> units_;
+    std::vector<Chunk> chunks_;
+    std::vector<Item> items_;
     std::vector<Draw> draws_;
+    std::vector<uint32_t> draw_slots_;  // of draws_
 
     const size_t kv_head_;   // f16 elements of one KV head's 16 keys and values
     const size_t kv_layer_;  // of one layer of a block
     const size_t kv_block_;  // of a block: [layer][KV head][K [head_dim][16], V [16][head_dim]]
     Buffer<uint16_t> kv_;
 
-    // Activations, a row a token.
-    Buffer<float> x_;                  // residual stream [hidden]
-    Buffer<float> normed_;             // [hidden]
-    Buffer<float> q_;                  // [q_dim]
-    Buffer<float> kv_rows_;            // keys, then values [2 * kv_dim]
-    Buffer<float> attended_;           // [q_dim]
-    Buffer<float> gate_;               // [ffn]
-    Buffer<float> up_;                 // [ffn]
-    Buffer<float> delta_;              // what is added to x [hidden]
-    Buffer<float> angles_;             // cos [head_dim / 2], then sin
+    Buffer<float> x_;                  // residual stream [step_tokens][hidden]
+    Buffer<float> q_;                  // queries of a layer [step_tokens][q_dim]
+    Buffer<float> angles_;             // [step_tokens]: cosines [head_dim], sines [head_dim], as Kernels::rotate has them
     std::vector<double> frequencies_;  // [head_dim / 2]
-
-    Buffer<float> drawn_;    // logits of this step [draws][vocab]
-    Buffer<float> logits_;   // last logits [slots][vocab]
-    Buffer<float> scratch_;  // [members][scratch_each_]
-    size_t scratch_each_;
+    Buffer<float> parts_;              // [few_][heads][most_parts_][part_floats]
+    Buffer<float> logits_;             // last logits [slots][vocab]
+    std::vector<Workspace> workspaces_;  // one a member
 };
 
 }  // namespace edge

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "kernels.h"
+#include "pack.h"
 
 namespace {
 
@@ -138,7 +139,7 @@ void matmul_of(const Matrix& weights, uint32_t row0, uint32_t row1, const float*
         for (uint32_t t = 0; t < tokens; t += Vec::tile_tokens) {
             const uint32_t some = tokens - t < Vec::tile_tokens ? tokens - t : Vec::tile_tokens;
             const float* in = x + t * x_stride;
-            float* out = y + t * y_stride + r;
+            float* out = y + t * y_stride + (r - row0);
             with_constant<Vec::tile_tokens>(some, [&](auto n) {
                 if (few)
                     direct<type, n>(weights, r, count, in, x_stride, out, y_stride);
@@ -156,6 +157,7 @@ void matmul(const Matrix& weights, uint32_t row0, uint32_t row1, const float* x,
         case DType::f16: return matmul_of<DType::f16>(weights, row0, row1, x, x_stride, tokens, y, y_stride, scratch);
         case DType::q4_1: return matmul_of<DType::q4_1>(weights, row0, row1, x, x_stride, tokens, y, y_stride, scratch);
         case DType::q8_0: return matmul_of<DType::q8_0>(weights, row0, row1, x, x_stride, tokens, y, y_stride, scratch);
+        default: __builtin_unreachable();  // packed types are multiplied by the functions of packed_impl.h
     }
 }
 
@@ -169,12 +171,25 @@ void dequantise_row(const Matrix& weights, uint32_t row, float* out) {
     }
 }
 
+template <DType type>
+void dequantise_packed(const Matrix& weights, uint32_t row, float* out) {
+    for (uint32_t k = 0; k < weights.cols; k += kBlockWeights) {
+        uint8_t block[edge::block_bytes(type)];
+        edge::unpack_block(weights, row, k / kBlockWeights, block);
+        Vec w[kVectors];
+        load_block<type>(block, w);
+        for (uint32_t i = 0; i < kVectors; ++i) w[i].store(out + k + i * Vec::width);
+    }
+}
+
 void dequantise(const Matrix& weights, uint32_t row, float* out) {
     switch (weights.dtype) {
         case DType::f32: return dequantise_row<DType::f32>(weights, row, out);
         case DType::f16: return dequantise_row<DType::f16>(weights, row, out);
         case DType::q4_1: return dequantise_row<DType::q4_1>(weights, row, out);
         case DType::q8_0: return dequantise_row<DType::q8_0>(weights, row, out);
+        case DType::q4_1x16: return dequantise_packed<DType::q4_1>(weights, row, out);
+        case DType::q8_0x16: return dequantise_packed<DType::q8_0>(weights, row, out);
     }
 }
 

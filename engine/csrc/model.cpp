@@ -76,14 +76,16 @@ class Table {
         if (entry.shape != shape)
             refuse("tensor " + name + " has shape " + shape_text(entry.shape) + ", expected " + shape_text(shape));
         const DType dtype = dtype_of(entry.dtype, "tensor " + name);
-        const uint64_t bytes = uint64_t{rows} * row_bytes(dtype, cols);
+        const uint64_t bytes = matrix_bytes(dtype, rows, cols);
         if (entry.nbytes != bytes)
             refuse("tensor " + name + " has " + std::to_string(entry.nbytes) + " bytes, expected " +
                    std::to_string(bytes));
         if (entry.offset > file_.size() || bytes > file_.size() - entry.offset)
             refuse("tensor " + name + " ends outside the file (offset " + std::to_string(entry.offset) + ", " +
                    std::to_string(bytes) + " bytes of a file of " + std::to_string(file_.size()) + ")");
-        if (entry.offset % 4 != 0) refuse("tensor " + name + ": offset is not a multiple of 4");
+        const uint32_t alignment = is_packed(dtype) ? kPackedAlignment : 4;
+        if (entry.offset % alignment != 0)
+            refuse("tensor " + name + ": offset is not a multiple of " + std::to_string(alignment));
         return {file_.data() + entry.offset, dtype, rows, cols};
     }
 
@@ -98,7 +100,9 @@ DType dtype_of(const std::string& name, const std::string& where) {
     if (name == "F16") return DType::f16;
     if (name == "Q4_1") return DType::q4_1;
     if (name == "Q8_0") return DType::q8_0;
-    refuse(where + ": dtype " + name + " is not one of F32, F16, Q4_1, Q8_0");
+    if (name == "Q4_1x16") return DType::q4_1x16;
+    if (name == "Q8_0x16") return DType::q8_0x16;
+    refuse(where + ": dtype " + name + " is not one of F32, F16, Q4_1, Q8_0, Q4_1x16, Q8_0x16");
 }
 
 Model::Model(const std::string& path, const ModelConfig& shape, const std::vector<TensorEntry>& tensors)

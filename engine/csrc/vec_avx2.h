@@ -12,7 +12,9 @@ struct Vec {
     static constexpr uint32_t width = 8;
     static constexpr uint32_t tile_tokens = 3;    // 4 rows x 3 tokens = 12 of 16 registers
     static constexpr uint32_t panel_from = 18;    // tokens from which a panel of unpacked weights pays
-    static constexpr uint32_t outer_vectors = 2;  // x kMaxGroup accumulators in attention
+    static constexpr uint32_t token_tile = 2;     // x 4 registers in products with packed weights
+    static constexpr uint32_t outer_rows = 4;     // x outer_vectors accumulators in attention
+    static constexpr uint32_t outer_vectors = 2;
 
     __m256 v;
 
@@ -42,6 +44,7 @@ struct Vec {
         const __m256i count = _mm256_set1_epi32(static_cast<int>(n < width ? n : width));
         return {_mm256_blendv_ps(b.v, a.v, _mm256_castsi256_ps(_mm256_cmpgt_epi32(count, lane)))};
     }
+    friend Vec swap_pairs(Vec a) { return {_mm256_permute_ps(a.v, 0xb1)}; }  // lanes 1, 0, 3, 2, ...
     // 2^n, from the float n + 1.5 * 2^23.
     friend Vec power_of_two(Vec shifted) {
         const __m256i bits = _mm256_slli_epi32(_mm256_castps_si256(shifted.v), 23);
@@ -94,6 +97,38 @@ struct Vec {
             w[i] = {_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)), d)};
         }
     }
+};
+
+// 8 sums of 32 bits, 16 of 16 bits, or 32 bytes.
+struct Ints {
+    __m256i v;
+
+    static Ints zero() { return {_mm256_setzero_si256()}; }
+    static Ints set(int32_t x) { return {_mm256_set1_epi32(x)}; }
+    static Ints load(const uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+    static Ints repeat(const int8_t* four) {
+        int32_t bits;
+        std::memcpy(&bits, four, 4);
+        return set(bits);
+    }
+    Ints low_nibbles() const { return {_mm256_and_si256(v, _mm256_set1_epi8(15))}; }
+    Ints high_nibbles() const { return {_mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15))}; }
+
+    // Sums of w[2i] * x[2i] + w[2i + 1] * x[2i + 1], w unsigned, x signed. Of nibbles 8 fit into 16 bits
+    // (8 * 2 * 15 * 127); a byte is two halves of 7 and 1 bits, so that none saturates.
+    friend Ints add_nibble_dots(Ints a, Ints w, Ints x) {
+        return {_mm256_add_epi16(a.v, _mm256_maddubs_epi16(w.v, x.v))};
+    }
+    friend Ints add_byte_dots(Ints a, Ints w, Ints x) {
+        const __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(w.v, _mm256_set1_epi8(127)), x.v);
+        const __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(w.v, _mm256_set1_epi8(-128)), x.v);
+        return {_mm256_add_epi32(a.v, _mm256_add_epi32(Ints{low}.pairs(), Ints{high}.pairs()))};
+    }
+    Vec nibble_dots() const { return {_mm256_cvtepi32_ps(pairs())}; }
+    Vec byte_dots() const { return {_mm256_cvtepi32_ps(v)}; }
+
+  private:
+    __m256i pairs() const { return _mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
 };
 
 }  // namespace

@@ -12,7 +12,9 @@ struct Vec {
     static constexpr uint32_t width = 16;
     static constexpr uint32_t tile_tokens = 6;    // 4 rows x 6 tokens = 24 of 32 registers
     static constexpr uint32_t panel_from = 13;    // tokens from which a panel of unpacked weights pays
-    static constexpr uint32_t outer_vectors = 2;  // x kMaxGroup accumulators in attention
+    static constexpr uint32_t token_tile = 12;    // x 2 registers in products with packed weights
+    static constexpr uint32_t outer_rows = 6;     // x outer_vectors accumulators in attention
+    static constexpr uint32_t outer_vectors = 4;
 
     __m512 v;
 
@@ -41,6 +43,7 @@ struct Vec {
         const uint32_t mask = n >= width ? 0xffffu : (1u << n) - 1u;
         return {_mm512_mask_blend_ps(static_cast<__mmask16>(mask), b.v, a.v)};
     }
+    friend Vec swap_pairs(Vec a) { return {_mm512_permute_ps(a.v, 0xb1)}; }  // lanes 1, 0, 3, 2, ...
     // 2^n, from the float n + 1.5 * 2^23.
     friend Vec power_of_two(Vec shifted) {
         const __m512i bits = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
@@ -87,5 +90,49 @@ struct Vec {
         }
     }
 };
+
+// 16 sums of 32 bits, or 64 bytes.
+struct Ints {
+    __m512i v;
+
+    static Ints zero() { return {_mm512_setzero_si512()}; }
+    static Ints set(int32_t x) { return {_mm512_set1_epi32(x)}; }
+    static Ints load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+    static Ints repeat(const int8_t* four) {
+        int32_t bits;
+        std::memcpy(&bits, four, 4);
+        return set(bits);
+    }
+    Ints low_nibbles() const { return {_mm512_and_si512(v, _mm512_set1_epi8(15))}; }
+    Ints high_nibbles() const { return {_mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15))}; }
+
+    // Lane i of a += the sum of w[4i + j] * x[4i + j], w unsigned, x signed, for nibbles at most 8 times from zero.
+    friend Ints add_nibble_dots(Ints a, Ints w, Ints x) { return {_mm512_dpbusd_epi32(a.v, w.v, x.v)}; }
+    friend Ints add_byte_dots(Ints a, Ints w, Ints x) { return {_mm512_dpbusd_epi32(a.v, w.v, x.v)}; }
+    Vec nibble_dots() const { return {_mm512_cvtepi32_ps(v)}; }
+    Vec byte_dots() const { return {_mm512_cvtepi32_ps(v)}; }
+};
+
+// 32 values to levels; returns their scale. The rule stands at edge::Quantised.
+inline float quantise_block(const float* x, int8_t* levels, int32_t& sum) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
+    // As integers, so that NaN is above infinity and every number.
+    const __m512i most_bits = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(x0), magnitude),
+                                               _mm512_and_si512(_mm512_castps_si512(x1), magnitude));
+    const int bits = _mm512_reduce_max_epi32(most_bits);
+    float most, inverse = 0.0f;
+    std::memcpy(&most, &bits, 4);
+    const bool usable = most >= 0x1p-100f && most <= 0x1.fffffep127f;
+    if (usable) inverse = 127.0f / most;
+    const __m512 factor = _mm512_set1_ps(inverse);
+    const __mmask16 keep = usable ? 0xffff : 0;
+    const __m512i q0 = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(x0, factor));
+    const __m512i q1 = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(x1, factor));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(levels), _mm512_cvtepi32_epi8(q0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(levels + 16), _mm512_cvtepi32_epi8(q1));
+    sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q0, q1));
+    return usable ? most / 127.0f : most < 0x1p-100f ? 0.0f : __builtin_nanf("");
+}
 
 }  // namespace

@@ -15,7 +15,9 @@ struct Vec {
     static constexpr uint32_t width = 4;
     static constexpr uint32_t tile_tokens = 2;    // 4 rows x 2 tokens = 8 of 16 registers
     static constexpr uint32_t panel_from = 6;     // tokens from which a panel of unpacked weights pays
-    static constexpr uint32_t outer_vectors = 2;  // x kMaxGroup accumulators in attention
+    static constexpr uint32_t token_tile = 2;     // in products with packed weights
+    static constexpr uint32_t outer_rows = 4;     // x outer_vectors accumulators in attention
+    static constexpr uint32_t outer_vectors = 2;
 
     Lanes v;
 
@@ -47,6 +49,7 @@ struct Vec {
         const int32_t count = static_cast<int32_t>(n < width ? n : width);
         return {IntLanes{0, 1, 2, 3} < IntLanes{count, count, count, count} ? a.v : b.v};
     }
+    friend Vec swap_pairs(Vec a) { return {Lanes{a.v[1], a.v[0], a.v[3], a.v[2]}}; }
     // 2^n, from the float n + 1.5 * 2^23.
     friend Vec power_of_two(Vec shifted) {
         using Bits = uint32_t __attribute__((vector_size(16)));
@@ -95,6 +98,47 @@ struct Vec {
     static Vec integers(int a, int b, int c, int d) {
         return {Lanes{static_cast<float>(a), static_cast<float>(b), static_cast<float>(c), static_cast<float>(d)}};
     }
+};
+
+// 4 sums, or 16 bytes with 16 bits each.
+struct Ints {
+    int32_t sums[4];
+    int16_t bytes[16];
+
+    static Ints zero() { return {}; }
+    static Ints set(int32_t x) { return {{x, x, x, x}, {}}; }
+    static Ints load(const uint8_t* p) {
+        Ints a;
+        for (int i = 0; i < 16; ++i) a.bytes[i] = p[i];
+        return a;
+    }
+    static Ints repeat(const int8_t* four) {
+        Ints a;
+        for (int i = 0; i < 16; ++i) a.bytes[i] = four[i % 4];
+        return a;
+    }
+    Ints low_nibbles() const {
+        Ints a;
+        for (int i = 0; i < 16; ++i) a.bytes[i] = bytes[i] & 15;
+        return a;
+    }
+    Ints high_nibbles() const {
+        Ints a;
+        for (int i = 0; i < 16; ++i) a.bytes[i] = bytes[i] >> 4;
+        return a;
+    }
+
+    // Lane i of a += the sum of w[4i + j] * x[4i + j].
+    friend Ints add_byte_dots(Ints a, const Ints& w, const Ints& x) {
+        for (int i = 0; i < 16; ++i) a.sums[i / 4] += w.bytes[i] * x.bytes[i];
+        return a;
+    }
+    friend Ints add_nibble_dots(const Ints& a, const Ints& w, const Ints& x) { return add_byte_dots(a, w, x); }
+    Vec byte_dots() const {
+        return {Lanes{static_cast<float>(sums[0]), static_cast<float>(sums[1]), static_cast<float>(sums[2]),
+                      static_cast<float>(sums[3])}};
+    }
+    Vec nibble_dots() const { return byte_dots(); }
 };
 
 }  // namespace

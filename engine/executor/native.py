@@ -1,18 +1,21 @@
-"""The CPU executor: weights in place in the mapped GGUF, kernels and step loop in C++ (engine/csrc)."""
+"""The CPU executor: weights in place in the mapped file, kernels and step loop in C++ (engine/csrc)."""
 
 from __future__ import annotations
 
-import mmap
 from array import array
-from pathlib import Path
-
-import xxhash
+from types import MappingProxyType
+from typing import Final
 
 from engine import _native
 from engine.executor.base import Executor, Limits
 from engine.model.arch import LlamaConfig
 from engine.model.gguf import Gguf
+from engine.model.image import Image
+from engine.model.pack import Packer, digest_of
 from engine.step import Finish, RowResult, StepPlan, StepResult
+
+PACKER: Final = Packer("x16", MappingProxyType({"Q4_1": "Q4_1x16", "Q8_0": "Q8_0x16"}), _native.pack)
+"""The layout of csrc/tensor.h: tiles of 16 rows, the same for every instruction set."""
 
 _FINISH = (None, Finish.STOP, Finish.ERROR)
 
@@ -26,7 +29,7 @@ class NativeExecutor(Executor):
 
     def __init__(
         self,
-        gguf: Gguf,
+        model: Gguf | Image,
         config: LlamaConfig,
         *,
         threads: int,
@@ -42,9 +45,9 @@ class NativeExecutor(Executor):
         MemoryError if there is no room for the KV pool and activations.
         """
         self._native: _native.Executor | None = _native.Executor(
-            str(gguf.path),
+            str(model.path),
             config,
-            tuple(gguf.tensors.values()),
+            tuple(model.tensors.values()),
             threads=threads,
             slots=slots,
             blocks=blocks,
@@ -53,7 +56,7 @@ class NativeExecutor(Executor):
             isa=isa,
         )
         self._limits = Limits(slots, blocks, step_tokens, context, config.vocab)
-        self._numerics = f"native-1-{self._native.isa}-f32-kv16-{_digest(gguf.path)}"
+        self._numerics = f"native-1-{self._native.isa}-f32-kv16-{_digest(model)}"
 
     @property
     def limits(self) -> Limits:
@@ -93,6 +96,5 @@ class NativeExecutor(Executor):
         return self._native
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return xxhash.xxh3_64_hexdigest(data)
+def _digest(model: Gguf | Image) -> str:
+    return model.digest if isinstance(model, Image) else digest_of(model.path)

@@ -12,6 +12,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.model.gguf import Gguf, GgufError
+from engine.model.vocabulary import TemplateText
 
 MAX_TEMPLATE_CHARS: Final = 256 << 10
 MAX_OUTPUT_CHARS: Final = 16 << 20
@@ -37,13 +38,16 @@ class ChatTemplate:
     @classmethod
     def from_gguf(cls, gguf: Gguf) -> ChatTemplate:
         """Raises GgufError where the file has no template or one that cannot be compiled."""
-        source = gguf.metadata.get("tokenizer.chat_template")
-        if not isinstance(source, str):
-            raise GgufError(f"{gguf.path}: there is no chat template; use an instruction-tuned model")
+        text = TemplateText.from_gguf(gguf)
         try:
-            return cls(source, bos_token=_token(gguf, "bos"), eos_token=_token(gguf, "eos"))
+            return cls.from_text(text)
         except ValueError as error:
             raise GgufError(f"{gguf.path}: {error}; convert the model again") from error
+
+    @classmethod
+    def from_text(cls, text: TemplateText) -> ChatTemplate:
+        """Raises ValueError where it cannot be compiled."""
+        return cls(text.source, bos_token=text.bos_token, eos_token=text.eos_token)
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """Messages have `role` and `content` (text). Raises ValueError with the template's own message."""
@@ -91,9 +95,3 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
-
-
-def _token(gguf: Gguf, which: str) -> str:
-    index = gguf.metadata.get(f"tokenizer.ggml.{which}_token_id")
-    tokens = gguf.metadata.get("tokenizer.ggml.tokens", ())
-    return str(tokens[index]) if isinstance(index, int) and 0 <= index < len(tokens) else ""

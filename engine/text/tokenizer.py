@@ -1,19 +1,16 @@
-"""Byte-level BPE built from a GGUF file's vocabulary and merges."""
+"""Byte-level BPE built from a model's vocabulary and merges."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Bpe
 
 from engine.model.gguf import Gguf, GgufError
+from engine.model.vocabulary import CONTROL, USER_DEFINED, Vocabulary
 
-_CONTROL, _USER_DEFINED = 3, 4
-"""GGUF's token types that are matched in the text as a whole. Control tokens are never shown."""
-
-_END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_NAMES: Final = frozenset({"<|endoftext|>", "<|im_end|>", "<|eot_id|>"})
 """Control tokens that end a turn in every model that has them, whether or not the file says so."""
 
@@ -28,56 +25,33 @@ class Tokenizer:
     Thread-safe.
     """
 
-    def __init__(
-        self,
-        tokens: Sequence[str],
-        merges: Sequence[str],
-        *,
-        control: frozenset[int],
-        user_defined: frozenset[int] = frozenset(),
-        end_ids: frozenset[int] = frozenset(),
-        bos_id: int | None = None,
-        add_bos: bool = False,
-    ) -> None:
-        """Raises ValueError for a token that appears twice and for a merge that names no two tokens."""
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Raises ValueError for merges that the library refuses."""
+        tokens = vocabulary.tokens
         self.vocab_size = len(tokens)
-        self.bos_id = bos_id
-        self.eos_ids = tuple(sorted(end_ids | {token for token in control if tokens[token] in _END_NAMES}))
-        """Ids that end a turn when sampled."""
+        self.bos_id = vocabulary.bos_id
         self._tokens = tokens
-        self._control = control
-        self._user_defined = user_defined
-        self._bpe = _bpe(tokens, merges)
-        for whole, special in ((control, True), (user_defined, False)):
+        self._control = _of_type(vocabulary, CONTROL)
+        self._user_defined = _of_type(vocabulary, USER_DEFINED)
+        ends = {token for token in self._control if tokens[token] in _END_NAMES}
+        self.eos_ids = tuple(sorted(vocabulary.end_ids | ends))
+        """Ids that end a turn when sampled."""
+        self._bpe = _bpe(vocabulary)
+        for whole, special in ((self._control, True), (self._user_defined, False)):
             self._bpe.add_tokens([AddedToken(tokens[i], special=special, normalized=False) for i in sorted(whole)])
-        self._prefix = [bos_id] if add_bos and bos_id is not None else []
+        self._prefix = [vocabulary.bos_id] if vocabulary.add_bos and vocabulary.bos_id is not None else []
         self._byte_of = _byte_alphabet()
         self._bytes: list[bytes | None] = [None] * len(tokens)
 
     @classmethod
     def from_gguf(cls, gguf: Gguf) -> Tokenizer:
         """Raises GgufError for another kind of tokenizer and for a vocabulary that cannot be used."""
-        _expect(gguf, "model", "gpt2")
-        _expect(gguf, "pre", "smollm")
-        tokens = _strings(gguf, "tokens")
-        types = gguf.metadata.get("tokenizer.ggml.token_type", ())
-        if len(types) != len(tokens):
-            raise _error(gguf, f"{len(types)} token types for {len(tokens)} tokens")
-        ends = (_token_id(gguf, key, len(tokens)) for key in _END_KEYS)
         try:
-            return cls(
-                tokens,
-                _strings(gguf, "merges"),
-                control=frozenset(i for i, kind in enumerate(types) if kind == _CONTROL),
-                user_defined=frozenset(i for i, kind in enumerate(types) if kind == _USER_DEFINED),
-                end_ids=frozenset(token for token in ends if token is not None),
-                bos_id=_token_id(gguf, "bos_token_id", len(tokens)),
-                add_bos=gguf.metadata.get("tokenizer.ggml.add_bos_token", False) is True,
-            )
+            return cls(Vocabulary.from_gguf(gguf))
         except GgufError:
             raise
         except ValueError as error:
-            raise _error(gguf, str(error)) from error
+            raise GgufError(f"{gguf.path}: {error}; convert the model again") from error
 
     def encode(self, text: str) -> list[int]:
         """Works without the interpreter lock, so in a thread it stops nobody. Raises ValueError for lone surrogates.
@@ -108,14 +82,21 @@ class Tokenizer:
         return b"".join(self._byte_of.get(char) or char.encode() for char in text)
 
 
-def _bpe(tokens: Sequence[str], merges: Sequence[str]) -> Bpe:
+def _of_type(vocabulary: Vocabulary, kind: int) -> frozenset[int]:
+    found = []
+    at = vocabulary.types.find(kind)
+    while at >= 0:
+        found.append(at)
+        at = vocabulary.types.find(kind, at + 1)
+    return frozenset(found)
+
+
+def _bpe(vocabulary: Vocabulary) -> Bpe:
     """Digits one by one, then GPT-2's pattern: what llama.cpp calls `smollm`."""
-    vocabulary = {text: token for token, text in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        raise ValueError("a token appears twice in the vocabulary")
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    tokens = vocabulary.tokens
+    pairs = list(zip(_spelled(tokens, vocabulary.left), _spelled(tokens, vocabulary.right), strict=True))
     try:
-        bpe = Bpe(models.BPE(vocabulary, pairs))
+        bpe = Bpe(models.BPE(dict(zip(tokens, range(len(tokens)), strict=True)), pairs))
     except Exception as error:  # the library raises a plain Exception
         raise ValueError(f"the merges do not fit the vocabulary: {error}") from error
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -124,33 +105,13 @@ def _bpe(tokens: Sequence[str], merges: Sequence[str]) -> Bpe:
     return bpe
 
 
+def _spelled(tokens: Sequence[str], ids: Sequence[int]) -> Iterable[str]:
+    return map(tokens.__getitem__, ids)
+
+
 def _byte_alphabet() -> dict[str, bytes]:
     """GPT-2's printable stand-ins: a printable Latin-1 byte is itself, the others are numbered from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     alphabet = {chr(byte): bytes([byte]) for byte in printable}
     return alphabet | {chr(0x100 + index): bytes([byte]) for index, byte in enumerate(others)}
-
-
-def _expect(gguf: Gguf, key: str, value: str) -> None:
-    found = gguf.metadata.get(f"tokenizer.ggml.{key}")
-    if found != value:
-        raise _error(gguf, f"tokenizer.ggml.{key} is {found!r}, this engine reads {value!r}")
-
-
-def _strings(gguf: Gguf, key: str) -> tuple[str, ...]:
-    found: Any = gguf.metadata.get(f"tokenizer.ggml.{key}")
-    if not isinstance(found, tuple) or not found or not isinstance(found[0], str):
-        raise _error(gguf, f"tokenizer.ggml.{key} is not a list of strings")
-    return found
-
-
-def _token_id(gguf: Gguf, key: str, vocabulary: int) -> int | None:
-    found = gguf.metadata.get(f"tokenizer.ggml.{key}")
-    if found is None or (isinstance(found, int) and 0 <= found < vocabulary):
-        return found
-    raise _error(gguf, f"tokenizer.ggml.{key} is {found!r}, no token of {vocabulary}")
-
-
-def _error(gguf: Gguf, what: str) -> GgufError:
-    return GgufError(f"{gguf.path}: {what}; use a SmolLM model in GGUF form or convert it again")

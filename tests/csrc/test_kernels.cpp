@@ -6,6 +6,7 @@
 #include "check.h"
 #include "f16.h"
 #include "kernels.h"
+#include "pack.h"
 #include "tiny_model.h"
 
 namespace edge {
@@ -36,7 +37,7 @@ TEST(matmul_equals_doubles_and_stays_within_its_memory) {
                 const std::vector<float> x = normal(tokens * cols, 1.0f, tokens);
                 std::vector<float> scratch(kPanelRows * cols), y(tokens * rows);
                 kernels.matmul(matrix, 0, 7, x.data(), cols, tokens, y.data(), rows, scratch.data());
-                kernels.matmul(matrix, 7, rows, x.data(), cols, tokens, y.data(), rows, scratch.data());
+                kernels.matmul(matrix, 7, rows, x.data(), cols, tokens, y.data() + 7, rows, scratch.data());
                 for (uint32_t t = 0; t < tokens; ++t)
                     for (uint32_t r = 0; r < rows; ++r) {
                         double sum = 0.0;
@@ -132,10 +133,11 @@ TEST(softmax_weights_equal_libm) {
 }
 
 TEST(attention_equals_doubles_and_reads_no_key_past_the_query) {
-    constexpr uint32_t dim = 32, group = 5, positions = 150, blocks = 12;
+    constexpr uint32_t dim = 32, group = kMaxGroup, positions = 600, blocks = 48;
     constexpr size_t block = size_t{2} * kBlockTokens * dim;
     std::vector<uint16_t> kv(block * blocks, 0x7e00);  // NaN wherever nothing is written
-    std::vector<uint32_t> table = {7, 2, 11, 0, 5, 3, 1, 9, 4, 10};
+    std::vector<uint32_t> table(blocks);
+    for (uint32_t i = 0; i < blocks; ++i) table[i] = i * 29 % blocks;
     const std::vector<float> k = normal(positions * dim, 1.0f, 1), v = normal(positions * dim, 1.0f, 2);
     for (uint32_t p = 0; p < positions; ++p) {
         uint16_t* at = kv.data() + table[p / kBlockTokens] * block;
@@ -147,10 +149,12 @@ TEST(attention_equals_doubles_and_reads_no_key_past_the_query) {
     const auto rounded = [](float x) { return double{f16_to_f32(f32_to_f16(x))}; };
     const std::vector<float> q = normal(kMaxQueries * group * dim, 1.0f, 3);
     for (const std::string& isa : available_isas())
-        for (const uint32_t first : {0u, 50u, 63u, 120u, positions - kMaxQueries}) {
-            std::vector<float> out(q.size()), scratch(attend_scratch(dim));
-            kernels_for(isa).attend({q.data(), group * dim, out.data(), group * dim, kMaxQueries, first, group, dim,
-                                     kv.data(), block, table.data(), scratch.data()});
+        for (const uint32_t first : {0u, 50u, 63u, 240u, positions - kMaxQueries}) {
+            const Kernels& kernels = kernels_for(isa);
+            std::vector<float> out(q.size()), one(q.size()), joined(dim), scratch(attend_scratch(dim));
+            const Attend all{q.data(),   group * dim, kMaxQueries, first,        group,
+                             dim,        kv.data(),   block,       table.data(), scratch.data()};
+            kernels.attend(all, out.data(), group * dim);
             for (uint32_t i = 0; i < kMaxQueries; ++i)
                 for (uint32_t g = 0; g < group; ++g) {
                     const float* query = q.data() + (i * group + g) * dim;
@@ -166,6 +170,142 @@ TEST(attention_equals_doubles_and_reads_no_key_past_the_query) {
                     for (uint32_t d = 0; d < dim; ++d)
                         CHECK(std::abs(out[(i * group + g) * dim + d] - mixed[d] / total) < 3e-6);
                 }
+            // Any cut gives the same bits: some heads, some queries, parts by themselves.
+            for (const uint32_t heads : {1u, 3u, group})
+                for (const uint32_t queries : {1u, 2u, 7u}) {
+                    for (uint32_t i = 0; i < kMaxQueries; i += queries) {
+                        Attend some = all;
+                        some.q += i * group * dim, some.first += i, some.group = heads;
+                        some.queries = std::min(queries, kMaxQueries - i);
+                        const uint32_t parts = (some.first + some.queries - 1) / kPartKeys + 1;
+                        const size_t size = part_floats(dim);
+                        std::vector<float> found(some.queries * heads * parts * size);
+                        kernels.attend(some, one.data(), group * dim);
+                        for (uint32_t part = 0; part < parts; ++part)
+                            kernels.attend_part(some, part, found.data() + part * size, heads * parts * size,
+                                                parts * size);
+                        for (uint32_t j = 0; j < some.queries; ++j)
+                            for (uint32_t g = 0; g < heads; ++g) {
+                                const float* whole = out.data() + ((i + j) * group + g) * dim;
+                                kernels.join_parts(found.data() + (j * heads + g) * parts * size,
+                                                   (some.first + j) / kPartKeys + 1, dim, joined.data());
+                                CHECK(std::equal(whole, whole + dim, one.data() + (j * group + g) * dim));
+                                CHECK(std::equal(whole, whole + dim, joined.data()));
+                            }
+                    }
+                }
+        }
+}
+
+struct Rows {
+    Quantised q;
+    std::vector<int8_t> levels;
+    std::vector<float> scales, sums;
+    std::vector<int32_t> biases;
+
+    Rows(const Kernels& kernels, const std::vector<float>& x, uint32_t cols)
+        : levels(x.size()), scales(x.size() / 32), sums(scales.size()), biases(scales.size()) {
+        q = {levels.data(), scales.data(), sums.data(), biases.data()};
+        const auto tokens = static_cast<uint32_t>(x.size() / cols);
+        for (uint32_t t = 0; t < tokens; ++t) {  // in two pieces, as the model does
+            kernels.quantise(x.data() + t * cols, 0, 1, cols, t, tokens, q);
+            kernels.quantise(x.data() + t * cols + 32, 1, cols / 32 - 1, cols, t, tokens, q);
+        }
+    }
+};
+
+TEST(quantised_activations_follow_the_rule_on_every_isa) {
+    for (const std::string& isa : available_isas()) {
+        std::vector<float> x = normal(32 * 7, 2.0f, 4);
+        std::fill_n(x.begin() + 32, 32, 0.0f);
+        std::fill_n(x.begin() + 64, 32, 0x1p-101f);
+        x[96] = std::numeric_limits<float>::infinity(), x[130] = std::numeric_limits<float>::quiet_NaN();
+        std::fill_n(x.begin() + 160, 32, -0x1p-100f);
+        x[192] = 254.0f, x[193] = 1.0f, x[194] = 3.0f, x[195] = -5.0f, x[196] = -254.0f;  // ties to even
+        const Rows rows(kernels_for(isa), x, 32 * 7);
+        for (uint32_t b = 0; b < 7; ++b) {
+            float most = 0.0f;
+            int32_t sum = 0;
+            for (uint32_t i = 0; i < 32; ++i) most = std::max(most, std::abs(x[32 * b + i]));
+            if (b == 3 || b == 4) {
+                CHECK(std::isnan(rows.scales[b]) && std::isnan(rows.sums[b]) && rows.levels[32 * b + 5] == 0);
+                continue;
+            }
+            const float inverse = most < 0x1p-100f ? 0.0f : 127.0f / most;
+            for (uint32_t i = 0; i < 32; ++i) {
+                CHECK(rows.levels[32 * b + i] == std::nearbyint(x[32 * b + i] * inverse));
+                sum += rows.levels[32 * b + i];
+            }
+            CHECK(rows.scales[b] == (most < 0x1p-100f ? 0.0f : most / 127.0f));
+            CHECK(rows.sums[b] == rows.scales[b] * static_cast<float>(sum) && rows.biases[b] == -128 * sum);
+        }
+        CHECK(rows.levels[193] == 0 && rows.levels[194] == 2 && rows.levels[195] == -2 && rows.levels[196] == -127);
+    }
+}
+
+TEST(packing_loses_nothing) {
+    for (const DType type : {DType::q4_1, DType::q8_0})
+        for (const uint32_t cols : {32u, 96u, 128u}) {
+            constexpr uint32_t rows = 37;
+            const std::vector<uint8_t> data = TinyModel::weights(type, rows * cols / 32, 6);
+            std::vector<uint8_t> packed(matrix_bytes(packed_type(type), rows, cols)), block(block_bytes(type));
+            pack({data.data(), type, rows, cols}, packed.data());
+            for (uint32_t r = 0; r < rows; ++r)
+                for (uint32_t b = 0; b < cols / 32; ++b) {
+                    unpack_block({packed.data(), packed_type(type), rows, cols}, r, b, block.data());
+                    CHECK(std::equal(block.begin(), block.end(), data.begin() + (r * cols / 32 + b) * block.size()));
+                }
+        }
+}
+
+TEST(packed_products_equal_doubles_and_depend_on_nothing_beside_them) {
+    constexpr uint32_t rows = 39, most_tokens = 53;
+    for (const DType type : {DType::q4_1, DType::q8_0})
+        for (const uint32_t cols : {64u, 96u, 576u}) {
+            std::vector<uint8_t> data = TinyModel::weights(type, rows * cols / 32, 5);
+            if (type == DType::q8_0) data[2] = 0x80, data[3] = 0x7f;  // -128 and 127
+            std::vector<uint8_t> packed(matrix_bytes(packed_type(type), rows, cols));
+            pack({data.data(), type, rows, cols}, packed.data());
+            const Matrix matrix{packed.data(), packed_type(type), rows, cols};
+            const std::vector<float> x = normal(most_tokens * cols, 1.0f, cols);
+            for (const std::string& isa : available_isas()) {
+                const Kernels& kernels = kernels_for(isa);
+                const Rows all(kernels, x, cols);
+                std::vector<float> whole(most_tokens * rows), weights(cols);
+                kernels.packed_matmul(matrix, 0, rows, all.q, most_tokens, {whole.data(), rows, nullptr, false},
+                                      nullptr);
+                for (uint32_t r = 0; r < rows; ++r) {
+                    kernels.dequantise(matrix, r, weights.data());
+                    for (uint32_t t = 0; t < most_tokens; ++t) {
+                        const Rows one(kernels, {x.begin() + t * cols, x.begin() + (t + 1) * cols}, cols);
+                        double sum = 0.0, size = 0.0;
+                        for (uint32_t k = 0; k < cols; ++k) {
+                            const double term = double{weights[k]} * one.levels[k] * one.scales[k / 32];
+                            sum += term, size += std::abs(term);
+                        }
+                        CHECK(std::abs(sum - whole[t * rows + r]) <= 2e-6 * size);
+                    }
+                }
+                for (const uint32_t tokens : {1u, 2u, 5u, 12u, 13u, 24u, 31u}) {
+                    const Rows some(kernels, {x.end() - tokens * cols, x.end()}, cols);
+                    std::vector<float> y(tokens * rows, 1.0f), index_y(tokens * rows), halves(tokens * rows);
+                    std::vector<uint32_t> index(tokens);
+                    for (uint32_t t = 0; t < tokens; ++t) index[t] = tokens - 1 - t;
+                    kernels.packed_matmul(matrix, 0, 16, some.q, tokens, {halves.data(), rows, nullptr, false},
+                                          packed.data());
+                    kernels.packed_matmul(matrix, 16, rows, some.q, tokens, {halves.data() + 16, rows, nullptr, false},
+                                          nullptr);
+                    kernels.packed_matmul(matrix, 0, rows, some.q, tokens, {index_y.data(), rows, index.data(), false},
+                                          nullptr);
+                    kernels.packed_matmul(matrix, 0, rows, some.q, tokens, {y.data(), rows, nullptr, true}, nullptr);
+                    for (uint32_t t = 0; t < tokens; ++t)
+                        for (uint32_t r = 0; r < rows; ++r) {
+                            const float expected = whole[(most_tokens - tokens + t) * rows + r];
+                            CHECK(halves[t * rows + r] == expected && y[t * rows + r] == 1.0f + expected);
+                            CHECK(index_y[(tokens - 1 - t) * rows + r] == expected);
+                        }
+                }
+            }
         }
 }
 

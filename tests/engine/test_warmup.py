@@ -3,42 +3,42 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from edgeproxy.protocol.openai.errors import ApiError
-from engine.loop import Generation
-from engine.sequence import GenerationRequest
-from engine.text.template import ChatTemplate
-from engine.text.tokenizer import Tokenizer
-from engine.warmup import WarmupError, warm_up
-from tests.engine.fake_executor import FakeExecutor
-from tests.engine.serving import LIMITS, MODEL, says, serving
+from engine.executor.base import Limits
+from engine.warmup import WarmUp, WarmupError
+from tests.engine.fake_executor import LIMITS, FakeExecutor
 
 
-async def test_a_real_token_comes_out_greedy_and_sampled(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
-    executor = FakeExecutor(script=says(tokenizer, "x", ends=True), built_for=LIMITS)
-    async with serving(executor, tokenizer, chat_template) as served:
-        await warm_up(served.chat, MODEL)
-    opened = [row.opens.temperature for plan in executor.plans for row in plan.rows if row.opens]
-    assert sorted(opened) == [0.0, 1.0]
+def test_a_token_comes_out_greedy_and_sampled_from_prefill_and_from_decode() -> None:
+    executor = FakeExecutor()
+    WarmUp(executor).finish()
+    prefill, decode = executor.plans
+    assert [row.opens.temperature for row in prefill.rows if row.opens] == [0.0, 1.0]
+    assert [row.tokens for row in decode.rows] == [(), ()]
 
 
-async def test_an_engine_that_fails_is_not_warm(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
-    async with serving(FakeExecutor(built_for=LIMITS, fails_at=1), tokenizer, chat_template) as served:
-        with pytest.raises(ApiError, match="engine_failed"):
-            await warm_up(served.chat, MODEL)
+def test_it_runs_while_others_go_on() -> None:
+    executor = FakeExecutor()
+    WarmUp(executor)
+    assert len(executor.plans) == 2
 
 
-async def test_too_few_tokens_are_not_warm(
-    tokenizer: Tokenizer, chat_template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.warmup.TOKENS", 3)
-    executor = FakeExecutor(script=says(tokenizer, "x"), built_for=LIMITS)
-    async with serving(executor, tokenizer, chat_template) as served:
-        generate = served.engine.generate
+def test_logits_that_are_not_finite_are_not_warm() -> None:
+    with pytest.raises(WarmupError, match=r"step 1 sampled nothing in slots \[0, 1\]"):
+        WarmUp(FakeExecutor(diverges_at=8)).finish()
 
-        def shortened(request: GenerationRequest) -> Generation:
-            return generate(replace(request, max_tokens=1))
 
-        monkeypatch.setattr(served.engine, "generate", shortened)
-        with pytest.raises(WarmupError, match="asked for 3 tokens and got 1"):
-            await warm_up(served.chat, MODEL)
+@given(slots=st.integers(1, 4), blocks=st.integers(1, 4), step_tokens=st.integers(2, 20), context=st.integers(2, 64))
+def test_it_keeps_within_any_limits(slots: int, blocks: int, step_tokens: int, context: int) -> None:
+    limits = Limits(slots, blocks, step_tokens, context, vocab=5)
+    executor = FakeExecutor(script=lambda history: 1, built_for=limits)
+    WarmUp(executor).finish()
+    assert executor.plans[0].rows
+
+
+def test_of_one_slot_it_uses_one() -> None:
+    executor = FakeExecutor(built_for=replace(LIMITS, slots=1))
+    WarmUp(executor).finish()
+    assert [len(plan.rows) for plan in executor.plans] == [1, 1]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from engine import _native
-from engine.executor.native import NativeExecutor
+from engine.executor.native import PACKER, NativeExecutor
 from engine.model.arch import LlamaConfig, llama_config
-from engine.model.gguf import read
+from engine.model.gguf import Gguf, read
 from tests.engine.gguf_files import TINY, write_llama
 
 ISAS = _native.isas()
@@ -30,4 +31,16 @@ def write_shape(folder: Path, shape: str, dtype: str = "Q4_1") -> Path:
     return write_llama(folder / "shape.gguf", SHAPES[shape], dtype=dtype)
 
 
-__all__ = ["ISAS", "SHAPES", "TINY", "make_native", "write_shape"]
+def packed_copy(gguf: Gguf, path: Path) -> Gguf:
+    """The same model with its matrices packed, in a file that holds tensors alone."""
+    data, weights, tensors = gguf.path.read_bytes(), bytearray(), {}
+    for tensor in gguf.tensors.values():
+        dtype, packed = PACKER.packed(tensor, data[tensor.offset : tensor.offset + tensor.nbytes])
+        weights += bytes(-len(weights) % _native.PACKED_ALIGNMENT)
+        tensors[tensor.name] = replace(tensor, dtype=dtype, offset=len(weights), nbytes=len(packed))
+        weights += packed
+    path.write_bytes(weights)
+    return replace(gguf, path=path, tensors=tensors)
+
+
+__all__ = ["ISAS", "SHAPES", "TINY", "make_native", "packed_copy", "write_shape"]

@@ -60,7 +60,7 @@ def drive(tiny_path: Path) -> Iterator[Driver]:
         ({"shape": (64,)}, rf"{NAME} has shape \[64\]"),
         ({"shape": (1 << 63, 1 << 63)}, f"{NAME} has shape"),
         ({"shape": (-64, 96)}, f"{NAME}: shape must be an integer"),
-        ({"dtype": "Q6_K"}, f"{NAME}: dtype Q6_K is not one of F32, F16, Q4_1, Q8_0"),
+        ({"dtype": "Q6_K"}, f"{NAME}: dtype Q6_K is not one of F32, F16, Q4_1, Q8_0, Q4_1x16, Q8_0x16"),
         ({"dtype": "F32"}, f"{NAME} has 3840 bytes, expected 24576"),
     ],
 )

@@ -3,7 +3,8 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.model.gguf import Gguf, GgufError
+from engine.model.vocabulary import USER_DEFINED, Vocabulary
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 
@@ -186,9 +188,10 @@ def test_other_threads_go_on_while_a_long_text_is_encoded(tokenizer: Tokenizer) 
     assert turns > 10
 
 
-def small(**changes: Any) -> Tokenizer:
-    given: dict[str, Any] = {"control": frozenset({0, 1}), "end_ids": frozenset({1}), "bos_id": 0, **changes}
-    return Tokenizer(["<s>", "</s>", "a", "b", "ab", "<x y>", "Ġ"], ["a b"], **given)
+def small(*, add_bos: bool = False, types: Sequence[int] = (3, 3, 1, 1, 1, 1, 1)) -> Tokenizer:
+    tokens = ("<s>", "</s>", "a", "b", "ab", "<x y>", "Ġ")
+    left, right = array("I", [2]), array("I", [3])
+    return Tokenizer(Vocabulary(tokens, bytes(types), left, right, frozenset({1}), 0, add_bos))
 
 
 def test_a_bos_token_is_put_first_only_where_the_file_says_so() -> None:
@@ -199,7 +202,7 @@ def test_a_bos_token_is_put_first_only_where_the_file_says_so() -> None:
 
 
 def test_a_user_defined_token_is_matched_whole_and_shown() -> None:
-    tokenizer = small(user_defined=frozenset({5}))
+    tokenizer = small(types=(3, 3, 1, 1, 1, USER_DEFINED, 1))
     ids = tokenizer.encode("a<x y>b b")
     assert ids == [2, 5, 3, 6, 3]
     assert b"".join(map(tokenizer.bytes_of, ids)) == b"a<x y>b b"

@@ -1,0 +1,122 @@
+"""`engine bench`: tokens per second of the executor alone. Plans come from a loop, not from the scheduler."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from engine import startup
+from engine.executor.base import Executor
+from engine.model.image import Progress
+from engine.step import BLOCK_TOKENS, Row, Sampling, StepPlan
+
+PROMPTS: Final = (512, 1800)
+STREAMS: Final = (1, 8, 16)
+DECODED: Final = 32
+"""Tokens of each stream that are timed, after the first."""
+CONTEXT: Final = 62
+"""Tokens that stand before a decoded one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    name: str
+    tokens_per_s: float
+    """The median of the runs."""
+    least: float
+    most: float
+
+
+def run(options: startup.ModelOptions, progress: Progress, runs: int, as_json: bool) -> None:
+    """Raises ValueError and StartError as a start does."""
+    image = startup.open_image(options, progress)
+    room = max(max(PROMPTS) + DECODED, max(STREAMS) * (CONTEXT + DECODED + BLOCK_TOKENS))
+    options = replace(options, kv_tokens=max(options.kv_tokens, room), slots=max(options.slots, max(STREAMS)))
+    executor = startup.open_executor(image, options)
+    try:
+        results = list(measure(executor, runs))
+    finally:
+        executor.close()
+    if as_json:
+        found = {"numerics": executor.numerics, "threads": options.threads, "runs": runs}
+        print(json.dumps(found | {"results": [asdict(result) for result in results]}))
+    else:
+        _print(results, f"{executor.numerics}, {options.threads} threads, medians of {runs}")
+
+
+def measure(executor: Executor, runs: int) -> Iterator[Result]:
+    bench = _Bench(executor)
+    limits = executor.limits
+    cases: list[tuple[str, Callable[[], float]]] = [
+        *(
+            (f"prefill {count}", lambda count=count: bench.prefill(count))
+            for count in PROMPTS
+            if count < limits.context
+        ),
+        *(
+            (f"decode, {count} stream{'s' if count > 1 else ''}", lambda count=count: bench.decode(count))
+            for count in STREAMS
+        ),
+    ]
+    bench.prefill(limits.step_tokens)  # warm
+    bench.decode(max(STREAMS))
+    for name, case in cases:
+        found = [case() for _ in range(runs)]
+        yield Result(name, statistics.median(found), min(found), max(found))
+
+
+class _Bench:
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._step = 0
+
+    def prefill(self, tokens: int) -> float:
+        """Tokens per second of one prompt, in chunks as large as a step may be."""
+        began = time.perf_counter()
+        self._fill(0, tokens)
+        return tokens / (time.perf_counter() - began)
+
+    def decode(self, streams: int) -> float:
+        """Tokens per second of all streams together, two plans in flight."""
+        for slot in range(streams):
+            self._fill(slot, CONTEXT)
+        began = time.perf_counter()
+        for position in range(CONTEXT, CONTEXT + DECODED):
+            rows = tuple(Row(slot, position, (), self._blocks(slot, position + 1), True) for slot in range(streams))
+            self._submit(rows)
+            if position > CONTEXT:
+                self._executor.collect()
+        self._executor.collect()
+        return streams * DECODED / (time.perf_counter() - began)
+
+    def _fill(self, slot: int, tokens: int) -> None:
+        size = self._executor.limits.step_tokens
+        for start in range(0, tokens, size):
+            end = min(start + size, tokens)
+            ids = tuple((7 * slot + 31 * position) % self._executor.limits.vocab for position in range(start, end))
+            opens = Sampling(temperature=0.0) if start == 0 else None
+            self._submit((Row(slot, start, ids, self._blocks(slot, end), end == tokens, opens),))
+            self._executor.collect()
+
+    def _blocks(self, slot: int, tokens: int) -> tuple[int, ...]:
+        """Each stream has its own stretch of the pool. A long prompt, which runs alone, takes the others' too."""
+        each = -(-(CONTEXT + DECODED) // BLOCK_TOKENS)
+        return tuple(range(slot * each, slot * each - (-tokens // BLOCK_TOKENS)))
+
+    def _submit(self, rows: tuple[Row, ...]) -> None:
+        self._step += 1
+        self._executor.submit(StepPlan(self._step, rows))
+
+
+def _print(results: list[Result], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "tokens/s", "least", "most", title=title, title_justify="left")
+    for result in results:
+        table.add_row(result.name, f"{result.tokens_per_s:.1f}", f"{result.least:.1f}", f"{result.most:.1f}")
+    Console().print(table)

@@ -1,0 +1,141 @@
+"""A llama forward pass in torch over paged KV: what the oracle computes, with or without the native roundings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.executor.dequantise import dequantise
+from engine.model.arch import LlamaConfig
+from engine.model.gguf import Gguf
+from engine.step import BLOCK_TOKENS
+
+INT8_BLOCK = 32
+INT8_DTYPES = frozenset({"Q4_1", "Q8_0"})
+"""Matrices of these types are multiplied with int8 activations by the native kernels, the others with float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """Where the native executor rounds more coarsely than to float32: the oracle then rounds there too."""
+
+    int8: bool = True
+    """The input of every matrix of INT8_DTYPES, in blocks of 32: see `to_int8`."""
+    half_kv: bool = True
+    """Keys, after RoPE, and values to float16."""
+    dtype: torch.dtype = torch.float64
+    """Of everything else."""
+
+
+EXACT = Emulation(int8=False, half_kv=False, dtype=torch.float32)
+"""No rounding but float32's own: the plain oracle."""
+
+
+class Llama:
+    """Weights in `emulation.dtype`, and a KV pool of `blocks` blocks."""
+
+    def __init__(self, gguf: Gguf, config: LlamaConfig, emulation: Emulation, *, blocks: int) -> None:
+        data = np.fromfile(gguf.path, np.uint8)
+        self._config = config
+        self._emulation = emulation
+        self._weights = {
+            name: torch.from_numpy(dequantise(data, tensor)).to(emulation.dtype)
+            for name, tensor in gguf.tensors.items()
+        }
+        self._coarse = {name for name, tensor in gguf.tensors.items() if emulation.int8 and tensor.dtype in INT8_DTYPES}
+        shape = (config.layers, blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
+        kv_dtype = torch.float16 if emulation.half_kv else emulation.dtype
+        self._keys = torch.full(shape, math.nan, dtype=kv_dtype)
+        """Physical position = block * 16 + offset. NaN until written, so that reading too far shows."""
+        self._values = torch.full(shape, math.nan, dtype=kv_dtype)
+
+    def forward(self, rows: list[tuple[tuple[int, ...], int, tuple[int, ...]]]) -> Tensor:
+        """Rows of (tokens, start, blocks) -> hidden states [all tokens, hidden], in the order of the rows."""
+        tokens = torch.tensor([token for ids, _, _ in rows for token in ids])
+        positions = torch.cat([torch.arange(start, start + len(ids)) for ids, start, _ in rows])
+        places = [_places(blocks, start + len(ids)) for ids, start, blocks in rows]
+        hidden = self._weights["token_embd.weight"][tokens]
+        for layer in range(self._config.layers):
+            hidden = hidden + self._attention(layer, self._norm(hidden, f"blk.{layer}.attn_norm"), positions, places)
+            hidden = hidden + self._feed_forward(layer, self._norm(hidden, f"blk.{layer}.ffn_norm"))
+        return self._norm(hidden, "output_norm")
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """[n, hidden] -> float32 logits [n, vocab]"""
+        return self._linear(hidden, "output" if "output.weight" in self._weights else "token_embd").float()
+
+    def _attention(self, layer: int, hidden: Tensor, positions: Tensor, places: list[Tensor]) -> Tensor:
+        """`places`: per row the physical positions of [0, end); `positions`: logical, of all rows' tokens."""
+        config = self._config
+        queries = self._rope(self._heads(hidden, f"blk.{layer}.attn_q", config.heads), positions)
+        keys = self._rope(self._heads(hidden, f"blk.{layer}.attn_k", config.kv_heads), positions)
+        values = self._heads(hidden, f"blk.{layer}.attn_v", config.kv_heads)
+        outputs, at = [], 0
+        for place in places:
+            start = int(positions[at])
+            row = slice(at, at + len(place) - start)
+            self._keys[layer, place[start:]] = keys[row].to(self._keys.dtype)
+            self._values[layer, place[start:]] = values[row].to(self._values.dtype)
+            seen_keys, seen_values = (pool[layer, place].to(hidden.dtype) for pool in (self._keys, self._values))
+            outputs.append(_attend(queries[row], seen_keys, seen_values, positions[row]))
+            at = row.stop
+        return self._linear(torch.cat(outputs), f"blk.{layer}.attn_output")
+
+    def _feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
+        """SwiGLU (Shazeer, arXiv:2002.05202)."""
+        gate, up = (self._linear(hidden, f"blk.{layer}.ffn_{part}") for part in ("gate", "up"))
+        return self._linear(F.silu(gate) * up, f"blk.{layer}.ffn_down")
+
+    def _heads(self, hidden: Tensor, name: str, heads: int) -> Tensor:
+        """[n, hidden] -> [n, heads, head_dim]"""
+        return self._linear(hidden, name).view(len(hidden), heads, self._config.head_dim)
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        weight = self._weights[f"{name}.weight"]
+        return F.linear(to_int8(x) if f"{name}.weight" in self._coarse else x, weight)
+
+    def _norm(self, hidden: Tensor, name: str) -> Tensor:
+        return F.rms_norm(hidden, hidden.shape[-1:], self._weights[f"{name}.weight"], self._config.rms_eps)
+
+    def _rope(self, vectors: Tensor, positions: Tensor) -> Tensor:
+        """[n, heads, head_dim]; pair (2i, 2i + 1) turns by position * theta ** (-2i / head_dim) (arXiv:2104.09864)."""
+        width = self._config.head_dim
+        frequencies = self._config.rope_theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        angles = (positions[:, None] * frequencies)[:, None, :]
+        cos, sin = angles.cos().to(vectors.dtype), angles.sin().to(vectors.dtype)
+        even, odd = vectors[..., 0::2], vectors[..., 1::2]
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+
+
+def to_int8(x: Tensor) -> Tensor:
+    """The nearest values that int8 in blocks of 32 can hold, in x's dtype and shape [..., cols].
+
+    By the rule of `_native.matmul`, in float32: most = max|x| of a block, q = x * (127 / most) rounded to nearest, ties
+    to even, and q * (most / 127) is what is multiplied. Zeros where most < 2 ** -100; NaN where x is not finite.
+    """
+    blocks = x.float().view(*x.shape[:-1], -1, INT8_BLOCK)
+    most = blocks.abs().amax(-1, keepdim=True)
+    quants = (blocks * torch.where(most < 2**-100, 0, 127 / most)).round()
+    return (quants.to(x.dtype) * (most / 127).to(x.dtype)).view(x.shape)
+
+
+def _places(blocks: tuple[int, ...], end: int) -> Tensor:
+    """Physical positions of the logical [0, end)."""
+    logical = torch.arange(end)
+    return torch.tensor(blocks)[logical // BLOCK_TOKENS] * BLOCK_TOKENS + logical % BLOCK_TOKENS
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+    """Causal, grouped queries. [n, heads, d], [end, kv_heads, d] twice, [n] -> [n, heads * d]"""
+    count, heads, width = queries.shape
+    end, kv_heads, _ = keys.shape
+    grouped = queries.view(count, kv_heads, heads // kv_heads, width)
+    scores = torch.einsum("nkgd,ekd->nkge", grouped, keys) / math.sqrt(width)
+    future = torch.arange(end) > positions[:, None]
+    weights = scores.masked_fill(future[:, None, None, :], -math.inf).softmax(dim=-1)
+    return torch.einsum("nkge,ekd->nkgd", weights, values).reshape(count, heads * width)

@@ -1,0 +1,99 @@
+"""`engine inspect`: what a model file holds, and the memory that a node of it takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from engine.model import layout
+from engine.model.arch import LlamaConfig, llama_config
+from engine.model.gguf import TensorInfo
+from engine.model.gguf import read as read_gguf
+from engine.model.image import Image, is_image, verify
+from engine.model.image import read as read_image
+from engine.model.source import SourceError, resolve
+from engine.startup import ModelOptions
+
+
+def show(options: ModelOptions, check: bool) -> None:
+    """Raises ValueError (SourceError, GgufError, ImageError). check: read an image's weights too."""
+    path = resolve(options.model)
+    console = Console()
+    console.print(str(path), soft_wrap=True)
+    try:
+        image = _image(path) if is_image(path) else None
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}; name a file you may read") from error
+    if image is not None:
+        console.print(_origin(image))
+        _show(console, image.config, image.tensors, options)
+        if check:
+            verify(image)
+            console.print("every section has the hash that was written")
+    else:
+        gguf = read_gguf(path)
+        _show(console, llama_config(gguf), gguf.tensors, options)
+
+
+def _image(path: Path) -> Image:
+    from engine.executor.native import PACKER
+
+    return read_image(path, PACKER.layout)
+
+
+def _show(console: Console, config: LlamaConfig, tensors: Mapping[str, TensorInfo], options: ModelOptions) -> None:
+    weights = sum(tensor.nbytes for tensor in tensors.values())
+    console.print(_facts(config), _kinds(tensors.values()), _memory(layout.plan(config, weights, options.sizes)))
+
+
+def _origin(image: Image) -> Table:
+    table = Table("image", "value")
+    table.add_row("layout", image.layout)
+    table.add_row("packed from", f"{image.source.name}, {layout.mib(image.source.nbytes)}")
+    table.add_row("its xxh3", image.source.digest)
+    for name, section in image.sections.items():
+        table.add_row(name, f"{section.nbytes:,} bytes at {section.offset:,}, xxh3 {section.xxh3}")
+    return table
+
+
+def _facts(config: LlamaConfig) -> Table:
+    table = Table("configuration", "value")
+    for name, value in asdict(config).items():
+        table.add_row(name, str(value))
+    return table
+
+
+def _kinds(tensors: Iterable[TensorInfo]) -> Table:
+    """A line for all tensors that differ only in their layer."""
+    count: Counter[tuple[str, str, str]] = Counter()
+    nbytes: Counter[tuple[str, str, str]] = Counter()
+    for tensor in tensors:
+        name = ".".join("*" if part.isdigit() else part for part in tensor.name.split("."))
+        kind = (name, tensor.dtype, " x ".join(map(str, tensor.shape)))
+        count[kind] += 1
+        nbytes[kind] += tensor.nbytes
+    table = Table("tensor", "type", "shape", "count", "MiB")
+    for kind, number in count.items():
+        table.add_row(*kind, str(number), f"{nbytes[kind] / 2**20:.2f}")
+    table.add_section()
+    table.add_row(f"{count.total()} tensors", "", "", str(count.total()), f"{nbytes.total() / 2**20:.2f}")
+    return table
+
+
+def _memory(plan: layout.Plan) -> Table:
+    sizes = plan.sizes
+    title = f"memory: {sizes.blocks} blocks, {sizes.slots} slots, steps of {sizes.step_tokens}, {sizes.threads} threads"
+    table = Table("region", "buffer", "offset", "live in phases", "bytes", title=title, title_justify="left")
+    for region in plan.regions:
+        for placed in region.buffers:
+            live = f"{placed.buffer.first} to {placed.buffer.last}"
+            offset = f"{region.offset + placed.offset:,}"
+            table.add_row(region.name, placed.buffer.name, offset, live, f"{placed.buffer.nbytes:,}")
+        table.add_section()
+    table.add_row("arena", "", "", "", f"{plan.nbytes:,}")
+    return table

@@ -1,0 +1,132 @@
+"""Images packed on first use, in a folder of the user's cache.
+
+An image's name holds the digest of the GGUF file's content, the kernels' layout and the format's version, so that an
+image is never stale. Hashing 100 MB takes longer than a start may, and so does looking for a file in an installed
+package. So a note beside the images remembers, for a model's URI, the file and its digest; it holds for as long as that
+file's size, inode, mtime and ctime are the same.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import orjson
+import xxhash
+
+from engine.model.image import VERSION, Image, ImageError, Progress, is_image, read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from engine.model.pack import Packer
+
+logger = logging.getLogger(__name__)
+
+SCHEME: Final = "package:"
+FOLDER: Final = "edgeproxy"
+
+
+def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """$XDG_CACHE_HOME/edgeproxy (XDG base directories, 0.8: a relative path there is to be ignored)."""
+    base = Path(environment.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / FOLDER
+
+
+def opened(uri: str, folder: Path, packer: Packer, progress: Progress = lambda done, total: None) -> Image:
+    """The image of a GGUF file, packed now if it never was; or the image itself, if the URI names one.
+
+    Processes that want the same image at once: one packs, the others wait for it. Raises SourceError, GgufError,
+    ImageError.
+    """
+    try:
+        note = _note(uri, folder)
+        path, digest = _remembered(note) or _looked_up(uri, note)
+        if not digest:
+            return read(path, packer.layout)
+    except OSError as error:
+        raise ImageError(
+            f"{error.filename or uri}: {error.strerror or error}; name a file you may read, and with --cache a folder "
+            "you may write"
+        ) from error
+    out = folder / f"{path.stem[:100]}-{digest[:16]}-{packer.layout}-{VERSION}.image"
+    image = _found(out, digest, packer.layout)
+    if image is None:
+        with _locked(out):
+            image = _found(out, digest, packer.layout) or _packed(path, out, packer, progress)
+    return image
+
+
+def _found(out: Path, digest: str, layout: str) -> Image | None:
+    if not out.exists():
+        return None
+    try:
+        image = read(out, layout)
+    except ImageError as error:
+        logger.warning("packing again: %s", error)
+        return None
+    return image if image.source.digest == digest else None
+
+
+def _packed(path: Path, out: Path, packer: Packer, progress: Progress) -> Image:
+    from engine.model.pack import PART, pack
+
+    for left_behind in out.parent.glob(f".{out.name}.*{PART}"):  # by a process that was killed: the lock is ours
+        left_behind.unlink(missing_ok=True)
+    return pack(path, out, packer, progress)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Across processes; the kernel lets go when its holder dies."""
+    lock = out.with_suffix(".lock")
+    try:
+        file = lock.open("ab")
+    except OSError as error:
+        raise ImageError(f"{lock}: {error.strerror}; name a folder you may write with --cache") from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _note(uri: str, folder: Path) -> Path:
+    """Where it is remembered what a URI names: in a package of this very environment, or in this very folder."""
+    name = f"{sys.prefix}\0{uri}" if uri.startswith(SCHEME) else str(Path(uri).expanduser().absolute())
+    return folder / f"{xxhash.xxh3_128_hexdigest(os.fsencode(name))}.note"
+
+
+def _remembered(note: Path) -> tuple[Path, str] | None:
+    """A GGUF file that is as it was, and the digest of its content."""
+    with suppress(OSError, ValueError, TypeError):
+        name, stamp, digest = orjson.loads(note.read_bytes())
+        path = Path(name)
+        if stamp == _stamp(path) and isinstance(digest, str) and digest:
+            return path, digest
+    return None
+
+
+def _looked_up(uri: str, note: Path) -> tuple[Path, str]:
+    """The digest is empty where the file is an image itself. Raises SourceError, OSError."""
+    from engine.model.pack import digest_of
+    from engine.model.source import resolve
+
+    path = resolve(uri)
+    if is_image(path):
+        return path, ""
+    note.parent.mkdir(parents=True, exist_ok=True)
+    stamp, digest = _stamp(path), digest_of(path)
+    part = note.with_suffix(f".{os.getpid()}")
+    with suppress(OSError, TypeError):  # a folder that holds the image but cannot be written is still of use
+        part.write_bytes(orjson.dumps((str(path.absolute()), stamp, digest)))
+        part.replace(note)
+    return path, digest
+
+
+def _stamp(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]

@@ -1,0 +1,180 @@
+"""GGUF to image: the weights rearranged for the kernels, everything else carried over."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+import orjson
+import xxhash
+
+from engine.model.arch import llama_config
+from engine.model.gguf import Gguf, TensorInfo, read
+from engine.model.image import (
+    MAGIC,
+    PREAMBLE,
+    TENSOR_ALIGNMENT,
+    VERSION,
+    WEIGHTS_AT,
+    Image,
+    ImageError,
+    Progress,
+    Section,
+    verify,
+)
+from engine.model.image import read as read_image
+from engine.model.vocabulary import TemplateText, Vocabulary
+
+PART: Final = ".part"
+"""How an image that is being written is named at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """How the kernels of this build want their matrices."""
+
+    layout: str
+    """Names it: at most 16 ASCII characters. Another arrangement needs another name."""
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    """GGUF's dtype -> the packed one. Matrices of other dtypes, and vectors, stay as they are."""
+    pack: Callable[[str, int, int, bytes], bytes] = lambda dtype, rows, cols, data: data
+    """dtype, rows, columns, GGUF's bytes -> packed bytes."""
+
+    def packed(self, tensor: TensorInfo, data: bytes) -> tuple[str, bytes]:
+        """The dtype and the bytes that the image holds."""
+        if len(tensor.shape) != 2 or tensor.dtype not in self.dtypes:
+            return tensor.dtype, data
+        rows, cols = tensor.shape
+        return self.dtypes[tensor.dtype], self.pack(tensor.dtype, rows, cols, data)
+
+
+def pack(source: Path, out: Path, packer: Packer, progress: Progress = lambda done, total: None) -> Image:
+    """Writes the image of a GGUF file to `out`: all of it or nothing, and read back before it gets its name.
+
+    Raises GgufError for a source that cannot be used, ImageError where the image cannot be written.
+    """
+    gguf = read(source)
+    try:
+        with _replacing(out) as (part, file):
+            _Writer(file, gguf, packer, progress).write()
+            file.flush()
+            os.fsync(file.fileno())
+            verify(read_image(part, packer.layout))
+    except OSError as error:
+        raise ImageError(
+            f"{out}: cannot be written: {error.strerror or error}; make room, or name another place (-o, --cache)"
+        ) from error
+    return read_image(out, packer.layout)
+
+
+def digest_of(path: Path) -> str:
+    """xxh3_128 of a file's bytes, hexadecimal. Raises OSError."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return xxhash.xxh3_128_hexdigest(data)
+
+
+@contextmanager
+def _replacing(out: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+    """A file beside `out` that takes its name when the block ends well, and is gone when it does not."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{out.name}.", suffix=PART, dir=out.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield part, file
+        part.chmod(0o644)
+        part.replace(out)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+    folder = os.open(out.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class _Writer:
+    """Writes one image from front to back, and its preamble last."""
+
+    def __init__(self, file: IO[bytes], gguf: Gguf, packer: Packer, progress: Progress) -> None:
+        self.file = file
+        self.gguf = gguf
+        self.packer = packer
+        self.progress = progress
+        self.sections: dict[str, Section] = {}
+
+    def write(self) -> None:
+        config = asdict(llama_config(self.gguf))
+        vocabulary = Vocabulary.from_gguf(self.gguf) if "tokenizer.ggml.tokens" in self.gguf.metadata else None
+        template = TemplateText.from_gguf(self.gguf) if "tokenizer.chat_template" in self.gguf.metadata else None
+        tensors = self.weights()
+        header = {
+            "config": config,
+            "source": (self.gguf.path.name, self.gguf.path.stat().st_size, digest_of(self.gguf.path)),
+            "template": template and (template.source, template.bos_token, template.eos_token),
+            "tokenizer": self.vocabulary(vocabulary) if vocabulary else {},
+            "tensors": tensors,
+            "sections": {name: (s.offset, s.nbytes, s.xxh3) for name, s in self.sections.items()},
+        }
+        self.header(orjson.dumps(header))
+
+    def weights(self) -> list[tuple[Any, ...]]:
+        """The table of tensors."""
+        self.pad(WEIGHTS_AT)
+        state = xxhash.xxh3_64()
+        table: list[tuple[Any, ...]] = []
+        tensors = self.gguf.tensors
+        done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
+        with self.gguf.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for tensor in tensors.values():
+                dtype, packed = self.packer.packed(tensor, data[tensor.offset : tensor.offset + tensor.nbytes])
+                state.update(self.pad(TENSOR_ALIGNMENT))
+                table.append((tensor.name, dtype, tensor.shape, self.file.tell(), len(packed)))
+                self.file.write(packed)
+                state.update(packed)
+                done += tensor.nbytes
+                self.progress(done, total)
+        self.sections["weights"] = Section(WEIGHTS_AT, self.file.tell() - WEIGHTS_AT, state.hexdigest())
+        return table
+
+    def vocabulary(self, vocabulary: Vocabulary) -> dict[str, Any]:
+        merges = array("I", [token for pair in zip(vocabulary.left, vocabulary.right, strict=True) for token in pair])
+        self.section("tokens", orjson.dumps(vocabulary.tokens))
+        self.section("types", vocabulary.types)
+        self.section("merges", merges.tobytes())
+        return {
+            "end_ids": sorted(vocabulary.end_ids),
+            "bos_id": vocabulary.bos_id,
+            "add_bos": vocabulary.add_bos,
+        }
+
+    def header(self, header: bytes) -> None:
+        self.pad(TENSOR_ALIGNMENT)
+        offset = self.file.tell()
+        self.file.write(header)
+        layout = self.packer.layout.encode("ascii")
+        values = (MAGIC, VERSION, 0, layout, offset, len(header), xxhash.xxh3_64_intdigest(header))
+        hashed = PREAMBLE.pack(*values, 0)[: PREAMBLE.size - 8]
+        self.file.seek(0)
+        self.file.write(hashed + struct.pack("<Q", xxhash.xxh3_64_intdigest(hashed)))
+
+    def section(self, name: str, data: bytes) -> None:
+        self.pad(TENSOR_ALIGNMENT)
+        self.sections[name] = Section(self.file.tell(), len(data), xxhash.xxh3_64_hexdigest(data))
+        self.file.write(data)
+
+    def pad(self, alignment: int) -> bytes:
+        """Zeros up to the next multiple of `alignment`; they are written, and returned."""
+        at = self.file.tell()
+        zeros = bytes(-at % alignment if at else alignment)
+        self.file.write(zeros)
+        return zeros

@@ -1,0 +1,193 @@
+"""From a model's name to what a node runs: image, executor, tokenizer and template, each as soon as it can be.
+
+A start is bound by what the interpreter must do: import modules, build the tokenizer. So it is arranged that everything
+else (page tables, the warm-up's steps) runs beside that, and nothing here loads a module before it is needed.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from engine import memory
+from engine.model import cache, layout
+from engine.model.image import Image, Progress
+from engine.step import BLOCK_TOKENS
+from engine.warmup import WarmUp
+
+if TYPE_CHECKING:
+    from engine.executor.base import Executor
+    from engine.executor.native import NativeExecutor
+    from engine.text.template import ChatTemplate
+    from engine.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class StartError(RuntimeError):
+    """The node cannot start; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which model to run, and in how much memory."""
+
+    model: str
+    """Model URI: a GGUF file, packed on first use, or an image."""
+    threads: int
+    kv_tokens: int
+    slots: int = 16
+    """Most sequences that run at the same time."""
+    step_tokens: int = 128
+    """Most tokens of one step; bounds how long a prefill chunk holds everybody else up."""
+    cache: Path | None = None
+    """Folder of packed images; None for the user's."""
+
+    @property
+    def sizes(self) -> layout.Sizes:
+        return layout.Sizes(self.step_tokens, self.slots, self.kv_tokens // BLOCK_TOKENS, self.threads)
+
+
+class Text(NamedTuple):
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+
+class Opened(NamedTuple):
+    """A model that runs: its first tokens have come out."""
+
+    executor: Executor
+    text: Text
+
+
+class Start:
+    """Opens a model in a thread of its own, from the constructor on.
+
+    Until its result is taken, Python's garbage collector rests: a start makes 10^5 objects that all stay, and looking
+    through them again and again takes a tenth of its time.
+    """
+
+    def __init__(self, options: ModelOptions, progress: Progress) -> None:
+        self._options = options
+        self._progress = progress
+        self._opened: Opened | None = None
+        self._failure: Exception | None = None
+        self._lock = threading.Lock()
+        self._done = False
+        self._callbacks: list[Callable[[], None]] = []
+        self.phases: list[tuple[str, float]] = []
+        """What took how many seconds, in order."""
+        gc.disable()
+        self._thread = threading.Thread(target=self._run, name="start", daemon=True)
+        self._thread.start()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Calls back when it has ended, in its thread; at once if it has already."""
+        with self._lock:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def result(self) -> Opened:
+        """Waits for it. Raises StartError."""
+        self._thread.join()
+        gc.freeze()  # what is there now stays, and is not looked through when the collector looks for more
+        gc.enable()
+        if self._opened is not None:
+            return self._opened
+        assert self._failure is not None
+        raise self._failure
+
+    def _run(self) -> None:
+        try:
+            self._opened = self._open()
+        except (ValueError, OSError, MemoryError, RuntimeError) as error:
+            self._failure = StartError(str(error))  # alone: a traceback would keep the executor alive
+        except Exception as error:
+            self._failure = error
+        with self._lock:
+            self._done = True
+        for callback in self._callbacks:
+            callback()
+
+    def _open(self) -> Opened:
+        image = self._timed("image", lambda: open_image(self._options, self._progress))
+        executor = self._timed("map and arena", lambda: open_executor(image, self._options))
+        try:
+            warm_up = WarmUp(executor)
+            text = self._timed("tokenizer and template", lambda: open_text(image))
+            self._timed("rest of warm-up", warm_up.finish)
+        except BaseException:
+            executor.close()
+            raise
+        return Opened(executor, text)
+
+    def _timed(self, name: str, function: Callable[[], T]) -> T:
+        began = time.monotonic()
+        result = function()
+        self.phases.append((name, time.monotonic() - began))
+        return result
+
+
+def open_image(options: ModelOptions, progress: Progress) -> Image:
+    """Raises ValueError (SourceError, GgufError, ImageError) and StartError."""
+    try:
+        from engine.executor.native import PACKER
+    except ImportError as error:
+        raise StartError(f"the native executor is not built ({error}): run scripts/install") from error
+    return cache.opened(options.model, options.cache or cache.default_folder(), PACKER, progress)
+
+
+def memory_plan(image: Image, options: ModelOptions) -> layout.Plan:
+    return layout.plan(image.config, image.sections["weights"].nbytes, options.sizes)
+
+
+def open_executor(image: Image, options: ModelOptions) -> NativeExecutor:
+    """Maps the weights and takes all memory that steps need, once it is known to fit.
+
+    Raises ValueError (LayoutError, and for weights that the kernels cannot run), RuntimeError, MemoryError.
+    """
+    from engine.executor.native import NativeExecutor
+
+    layout.check_fits(memory_plan(image, options), memory.available())
+    sizes = options.sizes
+    return NativeExecutor(
+        image,
+        image.config,
+        threads=sizes.threads,
+        slots=sizes.slots,
+        blocks=sizes.blocks,
+        context=min(image.config.context, sizes.blocks * BLOCK_TOKENS),
+        step_tokens=sizes.step_tokens,
+    )
+
+
+def open_text(image: Image) -> Text:
+    """Builds tokenizer and template, and takes one message through both.
+
+    Raises ValueError: ImageError, and for a template that cannot render a message.
+    """
+    from engine.text.template import ChatTemplate
+    from engine.text.tokenizer import Tokenizer
+
+    if image.template is None:
+        raise StartError(f"{image.path}: there is no chat template; use an instruction-tuned model")
+    text = Text(Tokenizer(image.vocabulary()), ChatTemplate.from_text(image.template))
+    text.tokenizer.encode(text.template.render([{"role": "user", "content": "Hello!"}]))
+    return text
+
+
+def process_age() -> float:
+    """Seconds since this process was started, to 10 ms (proc_pid_stat(5), field 22)."""
+    try:
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.process_time()
