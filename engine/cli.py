@@ -16,6 +16,15 @@ KV_TOKENS = 8192
 MODEL_HELP = "package:distribution/file, or the path of a GGUF file or an image."
 
 
+_arithmetic = click.option(
+    "--arithmetic",
+    type=click.Choice(["float32", "int8"]),
+    default="float32",
+    show_default=True,
+    help="Of activations. int8 is faster, and close to float32 rather than equal.",
+)
+
+
 def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What decides how much memory a model takes; the same for every command that asks."""
     options = (
@@ -25,6 +34,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--step-tokens", default=128, show_default=True, type=click.IntRange(1, 1 << 16), help="Per step."
         ),
+        _arithmetic,
         click.option(
             "--cache",
             type=click.Path(file_okay=False, path_type=Path),
@@ -110,21 +120,22 @@ def serve(
     type=click.Path(file_okay=False, path_type=Path),
     help="Where to keep it without -o.  [default: the user's cache]",
 )
-def pack(model: str, out: Path | None, cache: Path | None) -> None:
+@_arithmetic
+def pack(model: str, out: Path | None, cache: Path | None, arithmetic: str) -> None:
     """Pack a GGUF file into an image that nodes map and run in place."""
     from engine.model.cache import default_folder, opened
     from engine.model.source import resolve
     from engine.progress import PackProgress
 
     try:
-        from engine.executor.native import PACKER
+        from engine.executor.native import PACKERS
         from engine.model.pack import pack as write
 
         with PackProgress() as progress:
             if out is None:
-                image = opened(model, cache or default_folder(), PACKER, progress)
+                image = opened(model, cache or default_folder(), PACKERS[arithmetic], progress)
             else:
-                image = write(resolve(model), out, PACKER, progress)
+                image = write(resolve(model), out, PACKERS[arithmetic], progress)
     except (ValueError, ImportError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(image.path)

@@ -26,7 +26,7 @@ def show(options: ModelOptions, check: bool) -> None:
     console = Console()
     console.print(str(path), soft_wrap=True)
     try:
-        image = _image(path) if is_image(path) else None
+        image = _image(path, options.arithmetic) if is_image(path) else None
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; name a file you may read") from error
     if image is not None:
@@ -40,10 +40,10 @@ def show(options: ModelOptions, check: bool) -> None:
         _show(console, llama_config(gguf), gguf.tensors, options)
 
 
-def _image(path: Path) -> Image:
-    from engine.executor.native import PACKER
+def _image(path: Path, arithmetic: str) -> Image:
+    from engine.executor.native import PACKERS
 
-    return read_image(path, PACKER.layout)
+    return read_image(path, PACKERS[arithmetic].layout)
 
 
 def _show(console: Console, config: LlamaConfig, tensors: Mapping[str, TensorInfo], options: ModelOptions) -> None:

@@ -46,6 +46,8 @@ class ModelOptions:
     """Most sequences that run at the same time."""
     step_tokens: int = 128
     """Most tokens of one step; bounds how long a prefill chunk holds everybody else up."""
+    arithmetic: str = "float32"
+    """Of activations: a key of `native.PACKERS`."""
     cache: Path | None = None
     """Folder of packed images; None for the user's."""
 
@@ -139,10 +141,10 @@ class Start:
 def open_image(options: ModelOptions, progress: Progress) -> Image:
     """Raises ValueError (SourceError, GgufError, ImageError) and StartError."""
     try:
-        from engine.executor.native import PACKER
+        from engine.executor.native import PACKERS
     except ImportError as error:
         raise StartError(f"the native executor is not built ({error}): run scripts/install") from error
-    return cache.opened(options.model, options.cache or cache.default_folder(), PACKER, progress)
+    return cache.opened(options.model, options.cache or cache.default_folder(), PACKERS[options.arithmetic], progress)
 
 
 def memory_plan(image: Image, options: ModelOptions) -> layout.Plan:

@@ -13,12 +13,12 @@ from curl_cffi import CurlHttpVersion, requests
 from tests.e2e.deployment import MODEL, Deployment
 
 pytestmark = pytest.mark.xdist_group("e2e")
-ANSWER = "The capital of Japan is Tokyo."
+ANSWER = "The capital of France is Paris."
 HTTP_3 = 30  # libcurl's CURL_HTTP_VERSION_3, as it reports what was used
 
 
 def body(*, stream: bool) -> dict[str, Any]:
-    question = {"role": "user", "content": "What is the capital of Japan?"}
+    question = {"role": "user", "content": "What is the capital of France?"}
     return {"model": MODEL, "messages": [question], "temperature": 0, "stream": stream}
 
 

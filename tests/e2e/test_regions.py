@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("e2e")
 
 
 def ask(deployment: Deployment, *, stream: bool = False) -> httpx.Response:
-    question = {"role": "user", "content": "What is the capital of Japan?"}
+    question = {"role": "user", "content": "What is the capital of France?"}
     body = {"model": MODEL, "messages": [question], "temperature": 0, "max_tokens": 16, "stream": stream}
     return httpx.post(f"{deployment.base_url}/chat/completions", json=body, timeout=60)
 

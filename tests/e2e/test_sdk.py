@@ -9,8 +9,8 @@ from openai.types.chat import ChatCompletionMessageParam
 from tests.e2e.deployment import MODEL, Deployment, wait_until
 
 pytestmark = pytest.mark.xdist_group("e2e")
-QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of Japan?"}]
-ANSWER = "The capital of Japan is Tokyo."
+QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
 
 
 def client(deployment: Deployment) -> openai.OpenAI:
@@ -88,7 +88,7 @@ def test_a_seed_makes_an_answer_repeatable(deployment: Deployment) -> None:
 
 def test_stop_strings_end_the_text_before_them(deployment: Deployment) -> None:
     with client(deployment) as api:
-        answer = api.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, stop=[" Japan"])
+        answer = api.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, stop=[" France"])
     assert answer.choices[0].message.content == "The capital of"
     assert answer.choices[0].finish_reason == "stop"
 
