@@ -23,8 +23,9 @@ _FINISH = (None, Finish.STOP, Finish.ERROR)
 class NativeExecutor(Executor):
     """Runs steps on `threads` threads of its own; an idle executor uses no CPU.
 
-    Activations are float32, KV is float16. A step's result depends on its rows alone: not on the number of threads, nor
-    on what else is in the batch. After a fork the child can only drop it.
+    Packed matrices are multiplied with activations of 8 bits (csrc/kernels.h), others with float32; KV is float16. A
+    step's result depends on its rows alone: not on the number of threads, nor on what else is in the batch. After a
+    fork the child can only drop it.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class NativeExecutor(Executor):
             isa=isa,
         )
         self._limits = Limits(slots, blocks, step_tokens, context, config.vocab)
-        self._numerics = f"native-1-{self._native.isa}-f32-kv16-{_digest(model)}"
+        self._numerics = f"native-2-{self._native.isa}-kv16-{_digest(model)}"
 
     @property
     def limits(self) -> Limits:

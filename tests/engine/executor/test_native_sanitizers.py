@@ -45,7 +45,9 @@ def built(sanitizers: str) -> Path:
     return folder / "tests" / "csrc" / "edge_tests"
 
 
-@pytest.mark.parametrize(("sanitizers", "cases"), [("", ()), ("address,undefined", ()), ("thread", ("team_", "executor_"))])
+@pytest.mark.parametrize(
+    ("sanitizers", "cases"), [("", ()), ("address,undefined", ()), ("thread", ("team_", "executor_"))]
+)
 def test_nothing_is_found(sanitizers: str, cases: tuple[str, ...]) -> None:
     binary = built(sanitizers)
     for case in cases or ("",):
