@@ -50,6 +50,7 @@ class Executor {
     void check_usable() const;
     void begin(Begin how);
     bool began();
+    static bool has_plan(uint32_t seen, uint32_t done);
     bool next(uint32_t done);
     void execute();
     void work(uint32_t member);
