@@ -92,8 +92,7 @@ def serve(
     from engine.startup import Start, StartError
 
     try:
-        with PackProgress() as progress:
-            start = Start(_options(model, **sizes), progress)
+        with PackProgress() as progress, Start(_options(model, **sizes), progress) as start:
             from edgeproxy.protocol.node.report import TOKEN_ENV
             from engine import server
 

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+END_S = 2.0
+"""How long a start that is not wanted any more may take to notice."""
+
+
 class StartError(RuntimeError):
     """The node cannot start; the message says why and what to do."""
 
@@ -68,8 +72,12 @@ class Opened(NamedTuple):
     text: Text
 
 
+class _Abandoned(Exception):
+    """Nobody wants the model any more."""
+
+
 class Start:
-    """Opens a model in a thread of its own, from the constructor on.
+    """Opens a model in a thread of its own, from the constructor on. A context: at its end nothing of it is left.
 
     Until its result is taken, Python's garbage collector rests: a start makes 10^5 objects that all stay, and looking
     through them again and again takes a tenth of its time.
@@ -79,6 +87,7 @@ class Start:
         self._options = options
         self._progress = progress
         self._opened: Opened | None = None
+        self._abandoned = False
         self._failure: Exception | None = None
         self._lock = threading.Lock()
         self._done = False
@@ -88,6 +97,17 @@ class Start:
         gc.disable()
         self._thread = threading.Thread(target=self._run, name="start", daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> Start:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Where it still runs, it ends at its next step: an image half packed is removed."""
+        self._abandoned = True
+        self._thread.join(END_S)
+        if self._opened is not None:
+            self._opened.executor.close()
+            self._opened = None
 
     def then(self, callback: Callable[[], None]) -> None:
         """Calls back when it has ended, in its thread; at once if it has already."""
@@ -110,6 +130,8 @@ class Start:
     def _run(self) -> None:
         try:
             self._opened = self._open()
+        except _Abandoned as abandoned:
+            self._failure = abandoned
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
             self._failure = StartError(str(error))  # alone: a traceback would keep the executor alive
         except Exception as error:
@@ -120,7 +142,7 @@ class Start:
             callback()
 
     def _open(self) -> Opened:
-        image = self._timed("image", lambda: open_image(self._options, self._progress))
+        image = self._timed("image", lambda: open_image(self._options, self._told))
         executor = self._timed("map and arena", lambda: open_executor(image, self._options))
         try:
             warm_up = WarmUp(executor)
@@ -131,7 +153,16 @@ class Start:
             raise
         return Opened(executor, text)
 
+    def _told(self, done: int, total: int) -> None:
+        self._check()
+        self._progress(done, total)
+
+    def _check(self) -> None:
+        if self._abandoned:
+            raise _Abandoned
+
     def _timed(self, name: str, function: Callable[[], T]) -> T:
+        self._check()
         began = time.monotonic()
         result = function()
         self.phases.append((name, time.monotonic() - began))

@@ -46,8 +46,7 @@ inline void score(const float* const* q, const Tile<T>& keys, uint32_t dim, floa
     for (uint32_t v = 0; v < kTileKeys / Vec::width; v += n) {
         Vec acc[rows][n];
         const T* from[n];
-        for (uint32_t j = 0; j < n; ++j)
-            from[j] = keys.blocks[(v + j) / per_block] + (v + j) % per_block * Vec::width;
+        for (uint32_t j = 0; j < n; ++j) from[j] = keys.blocks[(v + j) / per_block] + (v + j) % per_block * Vec::width;
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < rows; ++r)
             for (uint32_t j = 0; j < n; ++j) acc[r][j] = Vec::zero();
@@ -218,8 +217,8 @@ inline void run_part(const Rows& rows, Place&& place) {
     const float scale = 0x1.715476p0f / __builtin_sqrtf(static_cast<float>(dim));  // with log2(e)
     const auto groups = [&](auto&& fn) {
         for (uint32_t r = 0; r < rows.count; r += Vec::outer_rows)
-            with_constant<Vec::outer_rows>(
-                rows.count - r < Vec::outer_rows ? rows.count - r : Vec::outer_rows, [&](auto n) { fn(r, n); });
+            with_constant<Vec::outer_rows>(rows.count - r < Vec::outer_rows ? rows.count - r : Vec::outer_rows,
+                                           [&](auto n) { fn(r, n); });
     };
     const auto blocks_at = [&](uint32_t key, size_t shift, const uint16_t** out) {
         for (uint32_t j = 0; j < kTileBlocks; ++j) out[j] = rows.block(key + j * kBlockTokens) + shift;
@@ -263,8 +262,9 @@ inline void run_part(const Rows& rows, Place&& place) {
 
 inline Rows rows_of(const Attend& args, uint32_t part) {
     const uint32_t begin = part * kPartKeys, query = begin > args.first ? begin - args.first : 0;
-    return {args, begin, query, (args.queries - query) * args.group, args.scratch,
-            args.scratch + size_t{kMaxQueries} * kMaxGroup * kPartKeys};
+    return {args,         begin,
+            query,        (args.queries - query) * args.group,
+            args.scratch, args.scratch + size_t{kMaxQueries} * kMaxGroup * kPartKeys};
 }
 
 void attend_part(const Attend& args, uint32_t part, float* out, size_t query_stride, size_t head_stride) {

@@ -42,7 +42,8 @@ class Buffer {
         return *this;
     }
 
-    // Takes the page faults of elements [from, from + count) now. Kernels before 5.14 cannot; there the first write does.
+    // Takes the page faults of elements [from, from + count) now. Kernels before 5.14 cannot; there the first write
+    // does.
     void populate(size_t from, size_t count) const {
         constexpr uintptr_t page = 4096;
         const uintptr_t begin = reinterpret_cast<uintptr_t>(data_ + from) & ~(page - 1);

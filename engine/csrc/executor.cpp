@@ -133,29 +133,40 @@ bool Executor::began() {
     return begin_.load() == static_cast<uint32_t>(Begin::run);
 }
 
+// Whether more than `done` plans are submitted, by a value of submitted_: the count differs, not only the closing bit.
+bool Executor::has_plan(uint32_t seen, uint32_t done) { return (seen ^ done << 1) > 1; }
+
 // Waits until more than `done` plans are submitted; false if the executor closes instead.
 bool Executor::next(uint32_t done) {
     for (;;) {
         const uint32_t seen = submitted_.load(std::memory_order_acquire);
-        if ((seen ^ done << 1) > 1) return true;  // the count differs, not only the closing bit
+        if (has_plan(seen, done)) return true;
         if (seen % 2 != 0) return false;
         wait_change(submitted_, seen);
     }
 }
 
-// Member 0: takes plans in order, leads the team through each.
+// Member 0: takes plans in order, leads the team through each. Waking the collector takes a system call, which would
+// stand between two steps: with a plan at hand the team begins it first.
 void Executor::execute() {
     if (!began()) return;
-    for (uint32_t done = 0; next(done); ++done) {
+    bool untold = false;
+    const auto tell = [&] {
+        if (untold) completed_.notify_one();
+        untold = false;
+    };
+    for (uint32_t done = 0;; ++done) {
+        if (!has_plan(submitted_.load(std::memory_order_acquire), done)) tell();
+        if (!next(done)) break;
         Job& job = ring_[done % kDepth];
         job.started = monotonic();
-        if (forward_.prepare(job)) {
-            team_.barrier();
-            forward_.run(0);
-        }
+        const bool runs = forward_.prepare(job);
+        if (runs) team_.barrier();
+        tell();
+        if (runs) forward_.run(0);
         job.ended = monotonic();
         completed_.fetch_add(1);
-        completed_.notify_one();
+        untold = true;
     }
     stopping_ = true;
     team_.barrier();

@@ -23,8 +23,8 @@ class Executor {
   public:
     static constexpr uint32_t kDepth = 2;  // plans submitted and not collected
 
-    // threads: 1 executor thread and threads - 1 workers; one more faults KV pages ahead of use. Throws std::invalid_argument, std::runtime_error,
-    // std::bad_alloc.
+    // threads: 1 executor thread and threads - 1 workers; one more faults KV pages ahead of use. Throws
+    // std::invalid_argument, std::runtime_error, std::bad_alloc.
     Executor(const std::string& path, const ModelConfig& config, const std::vector<TensorEntry>& tensors,
              const Limits& limits, uint32_t threads, const std::string& isa);
     ~Executor();
@@ -50,6 +50,7 @@ class Executor {
     void check_usable() const;
     void begin(Begin how);
     bool began();
+    static bool has_plan(uint32_t seen, uint32_t done);
     bool next(uint32_t done);
     void execute();
     void work(uint32_t member);
@@ -69,7 +70,7 @@ class Executor {
     std::atomic<uint32_t> submitted_{0};  // plans times two; odd once closing
     std::atomic<uint32_t> completed_{0};
     std::atomic<uint32_t> wanted_blocks_;  // whose pages shall be there; kNoMore once closing
-    bool stopping_ = false;  // tells the workers; written before a barrier, read after it
+    bool stopping_ = false;                // tells the workers; written before a barrier, read after it
     const pid_t owner_;
     std::unique_ptr<std::vector<std::thread>> threads_;  // null once closed
 };

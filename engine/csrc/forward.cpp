@@ -196,8 +196,7 @@ void Forward::run_by_outputs(uint32_t member) {
     for (uint32_t layer = 0; layer < model_.layers.size(); ++layer) {
         project(slice, layer);
         team_.barrier();
-        team_.each(static_cast<uint32_t>(items_.size()),
-                   [&](uint32_t i) { attend_item(items_[i], layer, own); });
+        team_.each(static_cast<uint32_t>(items_.size()), [&](uint32_t i) { attend_item(items_[i], layer, own); });
         join(slice);
         finish_layer(slice, layer);
         team_.barrier();
@@ -252,8 +251,7 @@ Forward::Input Forward::normed(const Slice& slice, const float* weight, bool pac
         float* row = slice.own.rows + size_t{t} * config.hidden;
         kernels_.rms_norm(x_.data() + size_t{slice.chunk.token + t} * config.hidden, weight, config.hidden,
                           config.rms_eps, row);
-        if (packed)
-            kernels_.quantise(row, 0, config.hidden / kBlockWeights, config.hidden, t, count, slice.own.in);
+        if (packed) kernels_.quantise(row, 0, config.hidden / kBlockWeights, config.hidden, t, count, slice.own.in);
     }
     return {slice.own.rows, config.hidden, slice.own.in};
 }
@@ -290,7 +288,8 @@ void Forward::project(const Slice& slice, uint32_t index) {
         first += count;
         if (row0 == row1) continue;
         const size_t stride = i == 0 ? config.q_dim() : 2 * config.kv_dim();
-        float* rows = i == 0 ? q_.data() + size_t{slice.chunk.token} * stride : slice.own.kv + (i - 1) * config.kv_dim();
+        float* rows =
+            i == 0 ? q_.data() + size_t{slice.chunk.token} * stride : slice.own.kv + (i - 1) * config.kv_dim();
         rows += row0;
         const uint8_t* next = i < 2 && own.to > first ? matrices[i + 1]->data : start(layer.attn_output, slice);
         product(*matrices[i], row0, row1, in, slice.chunk.count, {rows, stride, nullptr, false}, slice.own, next);

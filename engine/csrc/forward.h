@@ -136,12 +136,12 @@ class Forward {
     const size_t kv_block_;  // of a block: [layer][KV head][K [head_dim][16], V [16][head_dim]]
     Buffer<uint16_t> kv_;
 
-    Buffer<float> x_;                  // residual stream [step_tokens][hidden]
-    Buffer<float> q_;                  // queries of a layer [step_tokens][q_dim]
-    Buffer<float> angles_;             // [step_tokens]: cosines [head_dim], sines [head_dim], as Kernels::rotate has them
-    std::vector<double> frequencies_;  // [head_dim / 2]
-    Buffer<float> parts_;              // [few_][heads][most_parts_][part_floats]
-    Buffer<float> logits_;             // last logits [slots][vocab]
+    Buffer<float> x_;       // residual stream [step_tokens][hidden]
+    Buffer<float> q_;       // queries of a layer [step_tokens][q_dim]
+    Buffer<float> angles_;  // [step_tokens]: cosines [head_dim], sines [head_dim], as Kernels::rotate has them
+    std::vector<double> frequencies_;    // [head_dim / 2]
+    Buffer<float> parts_;                // [few_][heads][most_parts_][part_floats]
+    Buffer<float> logits_;               // last logits [slots][vocab]
     std::vector<Workspace> workspaces_;  // one a member
 };
 

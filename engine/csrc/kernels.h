@@ -22,7 +22,7 @@ constexpr uint32_t kPanelRows = 32;    // weight rows dequantised at once
 constexpr uint32_t kMaxGroup = 4;      // query heads of one KV head that share a pass over its keys
 constexpr uint32_t kMaxQueries = 48;   // consecutive queries that share a pass over the keys
 constexpr uint32_t kMaxHeadDim = 512;
-constexpr uint32_t kPartHead = 16;     // floats before the values of a part: the largest score, the sum
+constexpr uint32_t kPartHead = 16;  // floats before the values of a part: the largest score, the sum
 
 // Activations as integers, for products with packed weights. Tokens stand in tiles of Kernels::token_tile, the last one
 // shorter. Each 32 values x of a token become levels q and one scale:
@@ -50,9 +50,9 @@ struct Output {
 struct Attend {
     const float* q;  // [queries][group][head_dim], queries `q_stride` floats apart
     size_t q_stride;
-    uint32_t queries;  // <= kMaxQueries
-    uint32_t first;    // position of the first query
-    uint32_t group;    // <= kMaxGroup
+    uint32_t queries;        // <= kMaxQueries
+    uint32_t first;          // position of the first query
+    uint32_t group;          // <= kMaxGroup
     uint32_t head_dim;       // a multiple of 16
     const uint16_t* kv;      // block 0 of this layer and KV head: K f16 [head_dim][16], then V f16 [16][head_dim]
     size_t block_stride;     // in f16 elements

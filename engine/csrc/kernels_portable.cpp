@@ -1,5 +1,5 @@
-#include "vec_portable.h"
 #include "quantise_block.h"
+#include "vec_portable.h"
 // after the Vec they are made of
 #include "attend_impl.h"
 #include "elementwise_impl.h"

@@ -34,7 +34,8 @@ struct TensorEntry {
     uint64_t nbytes = 0;
 };
 
-// GGUF's name of a type, with x16 after it for the packed ones. Throws std::invalid_argument, beginning with `where`, for one without kernels.
+// GGUF's name of a type, with x16 after it for the packed ones. Throws std::invalid_argument, beginning with `where`,
+// for one without kernels.
 DType dtype_of(const std::string& name, const std::string& where);
 
 struct Layer {

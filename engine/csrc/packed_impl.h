@@ -53,8 +53,8 @@ inline void multiply(const uint8_t* tile, uint32_t blocks, const Quantised& x, c
         } else {
             const uint8_t* pair = tile + b / 2 * edge::kQ8Pair;
             lines = pair + b % 2 * edge::kQ8Half;
-            weight_scales = b % 2 == 0 && b + 1 == blocks ? pair + edge::kQ8Half
-                                                          : pair + 2 * edge::kQ8Half + b % 2 * 2 * kTileRows;
+            weight_scales =
+                b % 2 == 0 && b + 1 == blocks ? pair + edge::kQ8Half : pair + 2 * edge::kQ8Half + b % 2 * 2 * kTileRows;
         }
         if (ahead)
             for (size_t i = 0; i < step; i += kLineBytes) __builtin_prefetch(ahead + b * step + i);

@@ -9,6 +9,11 @@ namespace {
 
 constexpr double kAll = 750.0;
 
+struct Later {
+    const float* logits;
+    bool operator()(uint32_t a, uint32_t b) const { return logits[a] != logits[b] ? logits[a] < logits[b] : a > b; }
+};
+
 }  // namespace
 
 bool Sampling::stops(uint32_t token) const {
@@ -39,33 +44,41 @@ void Sampler::collect(const float* logits, double least) {
     order_.clear();
     for (uint32_t id = 0; id < weights_.size(); ++id)
         if (static_cast<double>(logits[id]) >= least) order_.push_back(id);
-    std::sort(order_.begin(), order_.end(),
-              [logits](uint32_t a, uint32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
+    logits_ = logits;
+    ranked_ = 0;
+    std::make_heap(order_.begin(), order_.end(), Later{logits});
+}
+
+// The id at `rank` by descending logit. Few are asked for, so what lies behind them is left unsorted.
+uint32_t Sampler::ranked(size_t rank) {
+    for (; ranked_ <= rank; ++ranked_)
+        std::pop_heap(order_.begin(), order_.end() - static_cast<std::ptrdiff_t>(ranked_), Later{logits_});
+    return order_[order_.size() - 1 - rank];
 }
 
 // Nothing if the prefix in order_ is too short to tell; `complete` says that what it lacks has no weight.
-std::optional<uint32_t> Sampler::draw(const Sampling& sampling, double total, double chance, bool complete) const {
+std::optional<uint32_t> Sampler::draw(const Sampling& sampling, double total, double chance, bool complete) {
     size_t kept = order_.size();
     if (sampling.top_k != 0 && sampling.top_k < weights_.size()) {
         if (kept < sampling.top_k && !complete) return std::nullopt;
         kept = std::min<size_t>(kept, sampling.top_k);
         total = 0.0;
-        for (size_t i = 0; i < kept; ++i) total += weights_[order_[i]];
+        for (size_t i = 0; i < kept; ++i) total += weights_[ranked(i)];
         complete = true;
     }
     double mass = total;
     if (sampling.top_p < 1.0) {
         size_t i = 0;
-        for (mass = 0.0; i < kept && mass < sampling.top_p * total; ++i) mass += weights_[order_[i]];
+        for (mass = 0.0; i < kept && mass < sampling.top_p * total; ++i) mass += weights_[ranked(i)];
         if (mass < sampling.top_p * total && !complete) return std::nullopt;
         kept = i;
     }
     double reached = 0.0;
     for (size_t i = 0; i < kept; ++i) {
-        reached += weights_[order_[i]];
-        if (reached > chance * mass) return order_[i];
+        reached += weights_[ranked(i)];
+        if (reached > chance * mass) return ranked(i);
     }
-    return complete ? std::optional(order_[kept - 1]) : std::nullopt;
+    return complete ? std::optional(ranked(kept - 1)) : std::nullopt;
 }
 
 }  // namespace edge

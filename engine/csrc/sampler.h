@@ -34,10 +34,14 @@ class Sampler {
 
   private:
     void collect(const float* logits, double least);
-    std::optional<uint32_t> draw(const Sampling& sampling, double total, double chance, bool complete) const;
+    uint32_t ranked(size_t rank);
+    std::optional<uint32_t> draw(const Sampling& sampling, double total, double chance, bool complete);
 
     std::vector<double> weights_;  // [vocab]
-    std::vector<uint32_t> order_;  // ids by descending logit, a prefix of the vocabulary
+    const float* logits_ = nullptr;
+    // Ids of the largest logits: a heap, and behind it, last first, the `ranked_` that were taken from it.
+    std::vector<uint32_t> order_;
+    size_t ranked_ = 0;
 };
 
 }  // namespace edge

@@ -37,13 +37,13 @@ static constexpr size_t row_bytes(DType dtype, uint32_t cols) { return cols / kB
 // A tile holds its 16 rows' blocks in K order. Lines have 64 bytes; byte 4r + i of a line belongs to row r.
 // q4_1x16: a block is 4 lines, then scales f16 [16], then minima f16 [16]. Line j holds weight 8j + i in the low nibble
 // and weight 8j + 4 + i in the high one.
-// q8_0x16: blocks come in pairs: 8 lines each, then scales f16 [2][16]. Line j of a block holds weight 4j + i, plus 128.
-// An odd last block is followed by its scales f16 [16] and 32 bytes of zero.
+// q8_0x16: blocks come in pairs: 8 lines each, then scales f16 [2][16]. Line j of a block holds weight 4j + i, plus
+// 128. An odd last block is followed by its scales f16 [16] and 32 bytes of zero.
 constexpr size_t kLineBytes = 64;
-constexpr size_t kQ4Tile = 4 * kLineBytes + 64;       // one block of 16 rows
-constexpr size_t kQ8Half = 8 * kLineBytes;            // one block of 16 rows, without its scales
-constexpr size_t kQ8Pair = 2 * kQ8Half + 64;          // two blocks of 16 rows
-constexpr size_t kQ8Single = kQ8Half + 64;            // an odd last one
+constexpr size_t kQ4Tile = 4 * kLineBytes + 64;  // one block of 16 rows
+constexpr size_t kQ8Half = 8 * kLineBytes;       // one block of 16 rows, without its scales
+constexpr size_t kQ8Pair = 2 * kQ8Half + 64;     // two blocks of 16 rows
+constexpr size_t kQ8Single = kQ8Half + 64;       // an odd last one
 
 static constexpr size_t tile_bytes(DType dtype, uint32_t cols) {
     const size_t blocks = cols / kBlockWeights;

@@ -10,10 +10,10 @@ namespace {
 
 struct Vec {
     static constexpr uint32_t width = 8;
-    static constexpr uint32_t tile_tokens = 3;    // 4 rows x 3 tokens = 12 of 16 registers
-    static constexpr uint32_t panel_from = 18;    // tokens from which a panel of unpacked weights pays
-    static constexpr uint32_t token_tile = 2;     // x 4 registers in products with packed weights
-    static constexpr uint32_t outer_rows = 4;     // x outer_vectors accumulators in attention
+    static constexpr uint32_t tile_tokens = 3;  // 4 rows x 3 tokens = 12 of 16 registers
+    static constexpr uint32_t panel_from = 18;  // tokens from which a panel of unpacked weights pays
+    static constexpr uint32_t token_tile = 2;   // x 4 registers in products with packed weights
+    static constexpr uint32_t outer_rows = 4;   // x outer_vectors accumulators in attention
     static constexpr uint32_t outer_vectors = 2;
 
     __m256 v;

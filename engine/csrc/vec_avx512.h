@@ -10,10 +10,10 @@ namespace {
 
 struct Vec {
     static constexpr uint32_t width = 16;
-    static constexpr uint32_t tile_tokens = 6;    // 4 rows x 6 tokens = 24 of 32 registers
-    static constexpr uint32_t panel_from = 13;    // tokens from which a panel of unpacked weights pays
-    static constexpr uint32_t token_tile = 12;    // x 2 registers in products with packed weights
-    static constexpr uint32_t outer_rows = 6;     // x outer_vectors accumulators in attention
+    static constexpr uint32_t tile_tokens = 6;  // 4 rows x 6 tokens = 24 of 32 registers
+    static constexpr uint32_t panel_from = 13;  // tokens from which a panel of unpacked weights pays
+    static constexpr uint32_t token_tile = 12;  // x 2 registers in products with packed weights
+    static constexpr uint32_t outer_rows = 6;   // x outer_vectors accumulators in attention
     static constexpr uint32_t outer_vectors = 4;
 
     __m512 v;

@@ -13,10 +13,10 @@ using IntLanes = int32_t __attribute__((vector_size(16)));
 
 struct Vec {
     static constexpr uint32_t width = 4;
-    static constexpr uint32_t tile_tokens = 2;    // 4 rows x 2 tokens = 8 of 16 registers
-    static constexpr uint32_t panel_from = 6;     // tokens from which a panel of unpacked weights pays
-    static constexpr uint32_t token_tile = 2;     // in products with packed weights
-    static constexpr uint32_t outer_rows = 4;     // x outer_vectors accumulators in attention
+    static constexpr uint32_t tile_tokens = 2;  // 4 rows x 2 tokens = 8 of 16 registers
+    static constexpr uint32_t panel_from = 6;   // tokens from which a panel of unpacked weights pays
+    static constexpr uint32_t token_tile = 2;   // in products with packed weights
+    static constexpr uint32_t outer_rows = 4;   // x outer_vectors accumulators in attention
     static constexpr uint32_t outer_vectors = 2;
 
     Lanes v;

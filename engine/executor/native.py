@@ -15,7 +15,7 @@ from engine.model.pack import Packer, digest_of
 from engine.step import Finish, RowResult, StepPlan, StepResult
 
 PACKER: Final = Packer("x16", MappingProxyType({"Q4_1": "Q4_1x16", "Q8_0": "Q8_0x16"}), _native.pack)
-"""The layout of csrc/tensor.h: tiles of 16 rows, the same for every instruction set. Its kernels round activations to int8."""
+"""The layout of csrc/tensor.h: tiles of 16 rows, the same for every instruction set. Activations are rounded to int8."""
 PACKERS: Final = MappingProxyType({"float32": Packer("blocks"), "int8": PACKER})
 """Arithmetic -> the layout whose kernels do it. Float32 runs on GGUF's own blocks."""
 
@@ -25,8 +25,9 @@ _FINISH = (None, Finish.STOP, Finish.ERROR)
 class NativeExecutor(Executor):
     """Runs steps on `threads` threads of its own; an idle executor uses no CPU.
 
-    Activations are float32, or int8 where the matrices are packed for it; KV is float16. A step's result depends on its rows alone: not on the number of threads, nor
-    on what else is in the batch. After a fork the child can only drop it.
+    Packed matrices are multiplied with activations of 8 bits (csrc/kernels.h), others with float32; KV is float16. A
+    step's result depends on its rows alone: not on the number of threads, nor on what else is in the batch. After a
+    fork the child can only drop it.
     """
 
     def __init__(

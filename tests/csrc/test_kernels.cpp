@@ -152,8 +152,8 @@ TEST(attention_equals_doubles_and_reads_no_key_past_the_query) {
         for (const uint32_t first : {0u, 50u, 63u, 240u, positions - kMaxQueries}) {
             const Kernels& kernels = kernels_for(isa);
             std::vector<float> out(q.size()), one(q.size()), joined(dim), scratch(attend_scratch(dim));
-            const Attend all{q.data(),   group * dim, kMaxQueries, first,        group,
-                             dim,        kv.data(),   block,       table.data(), scratch.data()};
+            const Attend all{q.data(), group * dim, kMaxQueries, first,        group,
+                             dim,      kv.data(),   block,       table.data(), scratch.data()};
             kernels.attend(all, out.data(), group * dim);
             for (uint32_t i = 0; i < kMaxQueries; ++i)
                 for (uint32_t g = 0; g < group; ++g) {

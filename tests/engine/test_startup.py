@@ -15,6 +15,7 @@ pytest.importorskip("engine._native", reason="the native executor is not built")
 from engine import startup
 from engine.executor.native import NativeExecutor
 from engine.model.layout import Available, LayoutError
+from engine.model.pack import PART
 from engine.startup import ModelOptions, Start, StartError
 from engine.step import Row, Sampling, StepPlan
 from tests.engine.gguf_files import write_llama
@@ -149,6 +150,30 @@ def test_a_start_that_fails_says_why_and_keeps_nothing(options: ModelOptions, mo
     with pytest.raises(StartError, match="no text"):
         start.result()
     assert closed == [2]
+
+
+def test_a_start_that_is_not_wanted_any_more_ends_and_leaves_nothing(options: ModelOptions, tmp_path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def progress(done: int, total: int) -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    ended = threading.Event()
+    with Start(replace(options, cache=tmp_path), progress) as start:
+        start.then(ended.set)
+        assert begun.wait(10)
+        threading.Timer(0.01, go_on.set).start()
+    assert ended.wait(10)
+    assert not list(tmp_path.glob("*.image"))
+    assert not list(tmp_path.glob(f".*{PART}"))
+
+
+def test_a_model_that_was_opened_is_closed_at_the_end(options: ModelOptions) -> None:
+    with Start(options, silent) as start:
+        opened = start.result()
+    with pytest.raises(RuntimeError, match="closed"):
+        opened.executor.collect()
 
 
 def test_a_process_knows_its_age() -> None:

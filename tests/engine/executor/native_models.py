@@ -21,10 +21,11 @@ SHAPES = {
 }
 
 
-def make_native(path: Path, **changes: Any) -> NativeExecutor:
+def make_native(path: Path, *, packed: bool = False, **changes: Any) -> NativeExecutor:
     gguf = read(path)
     sizes: dict[str, Any] = {"threads": 2, "slots": 8, "blocks": 128, "context": 512, "step_tokens": 256}
-    return NativeExecutor(gguf, llama_config(gguf), **sizes | changes)
+    model = packed_copy(gguf, path.with_suffix(".packed")) if packed else gguf
+    return NativeExecutor(model, llama_config(gguf), **sizes | changes)
 
 
 def write_shape(folder: Path, shape: str, dtype: str = "Q4_1") -> Path:

@@ -6,8 +6,9 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +34,18 @@ def isa(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+Make = Callable[..., NativeExecutor]
+
+
+@pytest.fixture(params=[False, True], ids=["blocks", "packed"])
+def make(request: pytest.FixtureRequest) -> Make:
+    """Builds an executor over the file itself, or over an image packed from it."""
+    return partial(make_native, packed=request.param)
+
+
 @pytest.fixture
-def executor(tiny_path: Path) -> Iterator[NativeExecutor]:
-    executor = make_native(tiny_path)
+def executor(make: Make, tiny_path: Path) -> Iterator[NativeExecutor]:
+    executor = make(tiny_path)
     yield executor
     executor.close()
 
@@ -59,8 +69,8 @@ def test_logits_are_those_of_exact_arithmetic(tmp_path: Path, shape: str, dtype:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_chunked_equals_whole_and_decode_equals_prefill(tmp_path: Path, shape: str, isa: str) -> None:
-    drive = Driver(make_native(write_shape(tmp_path, shape), isa=isa))
+def test_chunked_equals_whole_and_decode_equals_prefill(make: Make, tmp_path: Path, shape: str, isa: str) -> None:
+    drive = Driver(make(write_shape(tmp_path, shape), isa=isa))
     for length in LONG_ENOUGH_TO_CROSS_TILES:
         drive.prefill(PROMPT[:length], blocks=SCATTERED)
         whole = drive.logits()
@@ -74,9 +84,9 @@ def test_chunked_equals_whole_and_decode_equals_prefill(tmp_path: Path, shape: s
     drive.executor.close()
 
 
-def test_alone_equals_batched(tmp_path: Path, isa: str) -> None:
+def test_alone_equals_batched(make: Make, tmp_path: Path, isa: str) -> None:
     """Prefill of several lengths, beside decode rows, with rows that come and go."""
-    drive = Driver(make_native(write_shape(tmp_path, "three heads a group"), isa=isa))
+    drive = Driver(make(write_shape(tmp_path, "three heads a group"), isa=isa))
     alone = {}
     for slot, length in enumerate((3, 40, 65, 90)):
         drive.generate(PROMPT[slot : slot + length], 5, blocks=blocks_for(length + 5), slot=slot, sampling=SAMPLED)
@@ -111,21 +121,21 @@ def test_a_reused_prefix_equals_a_computed_one(drive: Driver) -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
-def test_threads_change_no_bit(tmp_path: Path, threads: int) -> None:
+def test_threads_change_no_bit(make: Make, tmp_path: Path, threads: int) -> None:
     path = write_shape(tmp_path, "three heads a group")
     found = []
     for count in (1, threads):
-        drive = Driver(make_native(path, threads=count))
+        drive = Driver(make(path, threads=count))
         tokens = drive.generate(PROMPT, 20, blocks=SCATTERED, sampling=SAMPLED)
         found.append((tokens, drive.logits().tolist()))
         drive.executor.close()
     assert found[0] == found[1]
 
 
-def test_what_lies_in_unwritten_kv_does_not_matter(tmp_path: Path) -> None:
+def test_what_lies_in_unwritten_kv_does_not_matter(make: Make, tmp_path: Path) -> None:
     """Blocks full of infinities and NaN from a broken sequence are reused by a sound one."""
     path = _with_broken_token(write_llama(tmp_path / "broken.gguf"), token=9)
-    drive = Driver(make_native(path, blocks=8))
+    drive = Driver(make(path, blocks=8))
     prompt = [token for token in PROMPT[:40] if token != 9]
     drive.prefill(prompt, blocks=blocks_for(40))
     expected = drive.logits()
@@ -137,9 +147,9 @@ def test_what_lies_in_unwritten_kv_does_not_matter(tmp_path: Path) -> None:
     drive.executor.close()
 
 
-def test_logits_that_are_not_finite_end_one_sequence_only(tmp_path: Path) -> None:
+def test_logits_that_are_not_finite_end_one_sequence_only(make: Make, tmp_path: Path) -> None:
     path = _with_broken_token(write_llama(tmp_path / "broken.gguf"), token=9)
-    drive = Driver(make_native(path))
+    drive = Driver(make(path))
     alone = drive.prefill([1, 2, 3], blocks=(9,))
     expected = drive.logits()
     broken, sound = drive.step(Row(1, 0, (5, 9, 6), (0,), True, GREEDY), Row(2, 0, (1, 2, 3), (1,), True, GREEDY))
