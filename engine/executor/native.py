@@ -15,7 +15,7 @@ from engine.model.pack import Packer, digest_of
 from engine.step import Finish, RowResult, StepPlan, StepResult
 
 PACKER: Final = Packer("x16", MappingProxyType({"Q4_1": "Q4_1x16", "Q8_0": "Q8_0x16"}), _native.pack)
-"""The layout of csrc/tensor.h: tiles of 16 rows, the same for every instruction set. Activations are rounded to int8."""
+"""The layout of csrc/tensor.h: tiles of 16 rows, for every instruction set alike, and activations of 8 bits."""
 PACKERS: Final = MappingProxyType({"float32": Packer("blocks"), "int8": PACKER})
 """Arithmetic -> the layout whose kernels do it. Float32 runs on GGUF's own blocks."""
 
