@@ -10,7 +10,7 @@ from edgeproxy.protocol.openai.errors import ApiError
 from engine.admission import Mode
 from engine.executor.base import Limits
 from engine.gauges import Gauges
-from engine.scheduler import OLDEST_EVERY, PRIORITY_S, Scheduler
+from engine.scheduler import OLDEST_EVERY, PRIORITY_S, QUANTA_ALONE, Scheduler
 from engine.step import Finish
 from tests.engine.fake_executor import expected
 from tests.engine.scheduling import LIMITS, Bench
@@ -88,9 +88,20 @@ def test_a_prefill_takes_one_quantum_of_the_measured_rate() -> None:
     bench.run()
     assert [row.count for plan in bench.executor.plans for row in plan.rows] == [200]
     bench.add("b", 300, 1)  # the clock of the bench goes on a second a step: 200 tokens a second
+    bench.add("c", 300, 1)
     plan = bench.submit()
     assert plan is not None
-    assert plan.rows[0].count == 100
+    assert sum(row.count for row in plan.rows) == 100
+
+
+def test_a_prefill_that_runs_alone_takes_several_quanta() -> None:
+    bench = Bench(Limits(slots=2, blocks=80, step_tokens=256, context=1000, vocab=1000), quantum_s=0.1)
+    bench.add("a", 200, 1)
+    bench.run()
+    bench.add("b", 300, 1)
+    plan = bench.submit()
+    assert plan is not None
+    assert plan.rows[0].count == 20 * QUANTA_ALONE
 
 
 def test_a_chunk_is_never_smaller_than_a_block_however_slow_the_machine() -> None:
