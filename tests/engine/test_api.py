@@ -270,8 +270,7 @@ async def test_a_request_that_never_fits_and_one_that_finds_the_queue_full(
         assert set(error["recovery"]) == {"max_tokens_that_fit", "retry_after_ms"}
         assert int(call.headers[b"retry-after-ms"]) == error["recovery"]["retry_after_ms"]
         running.leave()
-        gate.release(100)
-        await running.done()
+        await until(lambda: running.ended, gate)
 
 
 async def test_a_failing_engine_is_an_error_before_content_and_an_event_after(

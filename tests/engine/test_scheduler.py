@@ -10,7 +10,7 @@ from edgeproxy.protocol.openai.errors import ApiError
 from engine.admission import Mode
 from engine.executor.base import Limits
 from engine.gauges import Gauges
-from engine.scheduler import OLDEST_EVERY, PRIORITY_S, QUANTA_ALONE, Scheduler
+from engine.scheduler import LEAST_CHUNK, OLDEST_EVERY, PRIORITY_S, Scheduler
 from engine.step import Finish
 from tests.engine.fake_executor import expected
 from tests.engine.scheduling import LIMITS, Bench
@@ -94,23 +94,25 @@ def test_a_prefill_takes_one_quantum_of_the_measured_rate() -> None:
     assert sum(row.count for row in plan.rows) == 100
 
 
-def test_a_prefill_that_runs_alone_takes_several_quanta() -> None:
+def test_a_prefill_that_runs_alone_takes_the_whole_step() -> None:
     bench = Bench(Limits(slots=2, blocks=80, step_tokens=256, context=1000, vocab=1000), quantum_s=0.1)
     bench.add("a", 200, 1)
     bench.run()
     bench.add("b", 300, 1)
     plan = bench.submit()
     assert plan is not None
-    assert plan.rows[0].count == 20 * QUANTA_ALONE
+    assert plan.rows[0].count == 256
 
 
-def test_a_chunk_is_never_smaller_than_a_block_however_slow_the_machine() -> None:
-    bench = Bench(ROOMY, quantum_s=1e-6)
+def test_a_chunk_is_never_smaller_than_what_is_worth_a_step_however_slow_the_machine() -> None:
+    bench = Bench(Limits(slots=2, blocks=80, step_tokens=256, context=1000, vocab=1000), quantum_s=1e-6)
     bench.add("a", 20, 1)
     bench.run()
-    bench.add("b", 100, 1)
-    bench.run()
-    assert {row.count for plan in bench.executor.plans[1:] for row in plan.rows} == {16, 4}
+    bench.add("b", 300, 1)
+    bench.add("c", 300, 1)
+    plan = bench.submit()
+    assert plan is not None
+    assert sum(row.count for row in plan.rows) == LEAST_CHUNK
 
 
 def test_a_joining_request_is_in_the_next_plan_beside_the_decode_rows() -> None:
