@@ -197,8 +197,7 @@ async def test_a_queued_client_that_leaves_is_gone_from_the_queue(
         await second.done()
         assert served.engine.load().running == 1
         first.leave()
-        gate.release(100)
-        await first.done()
+        await until(lambda: first.ended, gate)
 
 
 ERRORS: list[tuple[str, str, bytes, list[tuple[bytes, bytes]], int, str]] = [
