@@ -20,6 +20,10 @@ DECODED: Final = 32
 """Tokens of each stream that are timed, after the first."""
 CONTEXT: Final = 62
 """Tokens that stand before a decoded one."""
+LONG_CONTEXT: Final = 1800
+REUSED: Final = 1792
+"""Tokens of a warm prompt that the KV pool has; `WARM_SUFFIX` more are new."""
+WARM_SUFFIX: Final = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Result:
 def run(options: startup.ModelOptions, progress: Progress, runs: int, as_json: bool) -> None:
     """Raises ValueError and StartError as a start does."""
     image = startup.open_image(options, progress)
-    room = max(max(PROMPTS) + DECODED, max(STREAMS) * (CONTEXT + DECODED + BLOCK_TOKENS))
+    room = max(LONG_CONTEXT + DECODED + BLOCK_TOKENS, max(STREAMS) * (CONTEXT + DECODED + BLOCK_TOKENS))
     options = replace(options, kv_tokens=max(options.kv_tokens, room), slots=max(options.slots, max(STREAMS)))
     executor = startup.open_executor(image, options)
     try:
@@ -62,6 +66,9 @@ def measure(executor: Executor, runs: int) -> Iterator[Result]:
             for count in STREAMS
         ),
     ]
+    if LONG_CONTEXT + DECODED < limits.context:
+        cases.append((f"decode at {LONG_CONTEXT}", lambda: bench.decode(1, LONG_CONTEXT)))
+        cases.append((f"prompt, {REUSED} of {REUSED + WARM_SUFFIX} in the pool", bench.warm))
     bench.prefill(limits.step_tokens)  # warm
     bench.decode(max(STREAMS))
     for name, case in cases:
@@ -80,25 +87,32 @@ class _Bench:
         self._fill(0, tokens)
         return tokens / (time.perf_counter() - began)
 
-    def decode(self, streams: int) -> float:
+    def decode(self, streams: int, context: int = CONTEXT) -> float:
         """Tokens per second of all streams together, two plans in flight."""
         for slot in range(streams):
-            self._fill(slot, CONTEXT)
+            self._fill(slot, context)
         began = time.perf_counter()
-        for position in range(CONTEXT, CONTEXT + DECODED):
+        for position in range(context, context + DECODED):
             rows = tuple(Row(slot, position, (), self._blocks(slot, position + 1), True) for slot in range(streams))
             self._submit(rows)
-            if position > CONTEXT:
+            if position > context:
                 self._executor.collect()
         self._executor.collect()
         return streams * DECODED / (time.perf_counter() - began)
 
-    def _fill(self, slot: int, tokens: int) -> None:
+    def warm(self) -> float:
+        """Prompt tokens per second of a prompt of which all but the end has been computed before."""
+        self._fill(0, REUSED)
+        began = time.perf_counter()
+        self._fill(0, REUSED + WARM_SUFFIX, known=REUSED)
+        return (REUSED + WARM_SUFFIX) / (time.perf_counter() - began)
+
+    def _fill(self, slot: int, tokens: int, known: int = 0) -> None:
         size = self._executor.limits.step_tokens
-        for start in range(0, tokens, size):
+        for start in range(known, tokens, size):
             end = min(start + size, tokens)
             ids = tuple((7 * slot + 31 * position) % self._executor.limits.vocab for position in range(start, end))
-            opens = Sampling(temperature=0.0) if start == 0 else None
+            opens = Sampling(temperature=0.0) if start == known else None
             self._submit((Row(slot, start, ids, self._blocks(slot, end), end == tokens, opens),))
             self._executor.collect()
 

@@ -25,6 +25,8 @@ def test_its_plans_keep_the_executors_contract_and_every_case_is_measured() -> N
         "decode, 1 stream",
         "decode, 8 streams",
         "decode, 16 streams",
+        "decode at 1800",
+        "prompt, 1792 of 1814 in the pool",
     ]
     assert all(0 < result.least <= result.tokens_per_s <= result.most for result in results)
     assert executor.plans
@@ -57,6 +59,6 @@ def test_json_for_machines_and_a_table_for_people(
     if as_json:
         found = json.loads(out)
         assert (found["runs"], found["threads"], found["numerics"]) == (1, 1, executor.numerics)
-        assert len(found["results"]) == 5
+        assert len(found["results"]) == 7
     else:
         assert "decode, 16 streams" in out
