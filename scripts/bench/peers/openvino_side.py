@@ -88,7 +88,9 @@ def main() -> int:
     results = []
     for name, case in cases(side):
         found = [case() for _ in range(options.runs)]
-        results.append({"name": name, "tokens_per_s": statistics.median(found), "least": min(found), "most": max(found)})
+        results.append(
+            {"name": name, "tokens_per_s": statistics.median(found), "least": min(found), "most": max(found)}
+        )
     json.dump({"results": results}, sys.stdout)
     return 0
 
