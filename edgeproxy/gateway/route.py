@@ -7,7 +7,7 @@ from random import Random
 
 from edgeproxy.access.tenants import Tenant
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.routing.choose import Decision, choose
+from edgeproxy.routing.choose import Decision, Hold, Wanted, choose
 from edgeproxy.upstream.node import Fleet, Node
 
 PATTERN_MODEL = "(pattern)"
@@ -33,7 +33,9 @@ class Router:
         if not nodes:
             raise model_not_found()
         label = model if model in self._named else PATTERN_MODEL
-        return label, choose(nodes, self._fleet.home, now, self._rng)
+        decision = choose(nodes, Wanted(tokens=1.0), self._fleet.home, now, self._rng)
+        assert not isinstance(decision, Hold)
+        return label, decision
 
 
 def in_turn(decision: Decision[Node], now: float) -> Iterator[Node]:

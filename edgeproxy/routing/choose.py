@@ -1,168 +1,270 @@
-"""Which node answers a request: the home region's least busy node, else the next region's, else the least bad.
+"""Which node answers a request: the one that will show its first token soonest, unless the gain is noise.
 
-Two loops. The slow one (`Home`, once per probe) ranks regions by distance and moves the home only for a clear gain, so
-that noise between two near regions moves nothing. The fast one (`choose`, once per request) filters by health and
-orders the nodes of each region by a cost.
+The fast loop of routing, once per request; the slow one is `home`. In order:
+
+1. Only nodes that are ready, not draining and admitted by their breaker; standby nodes where no other is.
+2. The smallest forecast. A hot node (its wait is for memory, or long) pays for the doubt, so that it wins only where it
+   is clearly better all the same (Prequal's hot and cold, arXiv 2312.10172, with the queue's length known).
+3. The home region is left only for a clear gain. Near-equals are drawn by lot, so that many proxies do not herd.
+4. A session's node is kept while that costs little.
+5. All hot: the request may be held at the proxy, where it can still go anywhere (SkyLB's late binding, 2505.24095).
+6. No node is fit: the least bad one. A proxy that tries nothing recovers from nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import inf
 from operator import itemgetter
 from random import Random
-from typing import Generic, Literal, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from edgeproxy.routing.breaker import Breaker
-from edgeproxy.routing.rtt import RttEstimator
+from edgeproxy.routing.forecast import UNMEASURED_S, Forecast, Outlook
+from edgeproxy.routing.home import Home
 
-HOME_GAIN_S = 0.010
-HOME_SHARE = 2 / 3
+GAIN_S = 0.010
+GAIN_SHARE = 0.20
+"""Home is left only for a forecast that is smaller by more than both: above the noise of a probe (10 ms, as for the
+home rule itself) and of the forecast (a fifth)."""
+EQUAL_SHARE = 0.05
+"""Forecasts this close are equal."""
+AFFINITY_S = 0.010
+AFFINITY_SHARE = 0.10
+"""The price of a session's affinity: its node may be behind by the larger of both. What it holds of the conversation's
+answers, the prefix view does not know."""
+MAX_HOLD_S = 0.250
+"""Longest hold at the proxy."""
 
-Reason = Literal["home", "failover", "least-bad", "none"]
+Reason = Literal["home", "faster", "failover", "session", "standby", "least-bad", "none"]
 
 
 class Candidate(Protocol):
     """What the choice needs to know of a node."""
 
     @property
+    def name(self) -> str: ...
+    @property
     def region(self) -> str: ...
+    @property
+    def slot(self) -> int:
+        """The node's number in the prefix view."""
+
     @property
     def ready(self) -> bool: ...
     @property
-    def in_flight(self) -> int: ...
+    def draining(self) -> bool:
+        """Gets no new request, not even as a last resort."""
+
     @property
-    def rtt(self) -> RttEstimator: ...
+    def standby(self) -> bool:
+        """Only where no other node is fit."""
+
     @property
     def breaker(self) -> Breaker: ...
+    @property
+    def outlook(self) -> Outlook: ...
 
 
 N = TypeVar("N", bound=Candidate)
+_NOTHING: Mapping[int, float] = MappingProxyType({})
+
+
+class Wanted(NamedTuple):
+    """What the choice needs to know of a request."""
+
+    tokens: float
+    """Of the prompt, as estimated."""
+    cached: Mapping[int, float] = _NOTHING
+    """Slot -> how many of them the node probably holds; those that hold none may be left out."""
+    sticky: int | None = None
+    """Slot of the node that served the session last."""
+    hold_s: float = 0.0
+    """How long the request may be held where all nodes are hot."""
+
+    def to_compute(self, slot: int) -> float:
+        return max(self.tokens - self.cached.get(slot, 0.0), 1.0)
+
+
+class Hold(NamedTuple):
+    """All fit nodes are hot: to be asked again when one turns cold, and at `until` without leave to hold."""
+
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What the choice rested on, for the ledger and for `predicted - actual`."""
+class Option(Generic[N]):
+    """A node with its forecast, as the decision saw it."""
 
-    region: str
-    network_s: float | None
-    """Expected round trip; None while the node has not been measured."""
-    in_flight: int
+    node: N
+    forecast: Forecast
 
 
 class Decision(Generic[N]):
-    """Where a request goes. Few requests need a second node, so the order of the others is worked out when asked."""
+    """Where a request goes, and what that rested on. Few requests need a second node, so the others are worked out
+    when asked for."""
 
-    __slots__ = ("_others", "_ranked", "first", "reason")
+    __slots__ = ("_first", "_fit", "_nodes", "_now", "_rest", "_wanted", "hot", "reason")
 
-    def __init__(self, first: N | None, reason: Reason, others: Callable[[], tuple[list[N], list[N]]]) -> None:
-        """`others`: the fit and the unfit ones beside `first`, each in order."""
-        self.first = first
-        """None: there is no node at all."""
+    def __init__(
+        self,
+        nodes: Sequence[N],
+        first: int | None,
+        fit: list[tuple[float, int]],
+        reason: Reason,
+        wanted: Wanted,
+        now: float,
+        hot: bool = False,
+    ) -> None:
+        """`first`: index in `nodes`; `fit`: (cost, index) of those that are fit, in the order in which to try them."""
+        self._nodes = nodes
+        self._first = first
+        self._fit = fit
+        self._rest: list[N] | None = None
+        self._wanted = wanted
+        self._now = now
         self.reason = reason
-        """home: the home region's node; failover: none there is fit; least-bad: none anywhere; none: no node at all."""
-        self._others = others
-        self._ranked: tuple[list[N], list[N]] | None = None
+        """home: the home region's node. faster: another region's, for a clear gain. failover: none at home is fit.
+        session: kept for its session. standby: no other is fit. least-bad: none at all is. none: there is no node."""
+        self.hot = hot
+        """Whether the node chosen makes its requests wait."""
+
+    @property
+    def first(self) -> N | None:
+        """None: there is no node at all."""
+        return None if self._first is None else self._nodes[self._first]
+
+    @property
+    def option(self) -> Option[N] | None:
+        return None if self.first is None else self.of(self.first)
+
+    @property
+    def runner_up(self) -> Option[N] | None:
+        """The best of the others that are fit."""
+        for _, index in self._fit:
+            if index != self._first:
+                return self.of(self._nodes[index])
+        return None
+
+    def of(self, node: N) -> Option[N]:
+        """The forecast is as of now, in the literal sense: to be asked at once, before the node's load changes."""
+        return Option(node, node.outlook.forecast(self._now, self._wanted.to_compute(node.slot)))
+
+    @property
+    def wanted(self) -> Wanted:
+        return self._wanted
 
     @property
     def candidates(self) -> tuple[N, ...]:
         """Every node in the order in which to try them: the first `healthy` are fit, the rest are a last resort."""
-        fit, unfit = self._rank()
-        return () if self.first is None else (self.first, *fit, *unfit)
+        first = self.first
+        if first is None:
+            return ()
+        others = [self._nodes[index] for _, index in self._fit if index != self._first]
+        return (first, *others, *(node for node in self._unfit() if node is not first))
 
     @property
     def healthy(self) -> int:
-        return len(self._rank()[0]) + (self.reason in ("home", "failover"))
+        return len(self._fit)
 
-    @property
-    def terms(self) -> Terms | None:
-        """Of the first candidate."""
-        first = self.first
-        return None if first is None else Terms(first.region, first.rtt.network, first.in_flight)
-
-    def _rank(self) -> tuple[list[N], list[N]]:
-        if self._ranked is None:
-            self._ranked = self._others()
-        return self._ranked
+    def _unfit(self) -> list[N]:
+        if self._rest is None:
+            fit = {index for _, index in self._fit}
+            left = [node for index, node in enumerate(self._nodes) if index not in fit and not node.draining]
+            self._rest = sorted(left, key=_badness)
+        return self._rest
 
 
-class Home:
-    """The nearest region, held with the hysteresis that Tailscale's DERP proved, and the order of the others."""
-
-    __slots__ = ("ranks", "region")
-
-    def __init__(self, regions: Iterable[str]) -> None:
-        """`regions` in the operator's order, which decides until there are measurements."""
-        self.ranks: Mapping[str, int] = {region: rank for rank, region in enumerate(regions)}
-        """Region -> its place, 0 for home, then nearest first; unmeasured ones last."""
-        self.region: str | None = None
-        """None until a region has been measured."""
-
-    def update(self, minimums: Mapping[str, float | None]) -> None:
-        """`minimums`: region -> smallest round trip of five minutes in seconds. A dead region keeps its last one."""
-        measured = {region: rtt for region, rtt in minimums.items() if rtt is not None and region in self.ranks}
-        if not measured:
-            return
-        nearest = min(measured, key=measured.__getitem__)
-        if self.region is None or _clearly_nearer(measured[nearest], measured.get(self.region, inf)):
-            self.region = nearest
-        order = sorted(self.ranks, key=lambda region: (region != self.region, measured.get(region, inf)))
-        self.ranks = {region: rank for rank, region in enumerate(order)}
-
-
-def _clearly_nearer(new: float, old: float) -> bool:
-    return old - new >= HOME_GAIN_S and new <= HOME_SHARE * old
-
-
-def in_flight(candidate: Candidate) -> float:
-    """The cost while nothing better is known: our own requests under way."""
-    return candidate.in_flight
+def choose(nodes: Sequence[N], wanted: Wanted, home: Home, now: float, rng: Random) -> Decision[N] | Hold:
+    """`nodes`: those that serve the model and may serve the tenant."""
+    fit, standby = _costs(nodes, wanted, home, now)
+    if not fit and not standby:
+        return _least_bad(nodes, wanted, now)
+    fit.sort(key=_cost)
+    standby.sort(key=_cost)
+    order = fit + standby if standby else fit
+    best, index = order[0]
+    hot = nodes[index].outlook.load.hot(now, wanted.to_compute(nodes[index].slot))
+    if hot and wanted.hold_s > 0.0 and _all_hot(nodes, order, wanted, now):
+        return Hold(now + min(wanted.hold_s, MAX_HOLD_S))
+    if not fit:
+        return Decision(nodes, index, order, "standby", wanted, now, hot)
+    reason: Reason = "failover"
+    at_home = next((entry for entry in fit if nodes[entry[1]].region == home.region), None)
+    if at_home is not None:
+        staying = at_home[0] - best <= max(GAIN_S, GAIN_SHARE * at_home[0])
+        reason = "home" if staying else "faster"
+        if staying:
+            best, index = at_home
+    elif home.region is None and nodes[index].region == next(iter(home.ranks), None):
+        reason = "home"
+    index = _by_lot(nodes, fit, best, index, rng)
+    if wanted.sticky is not None and nodes[index].slot != wanted.sticky:
+        kept = _kept(nodes, fit, best, wanted.sticky)
+        if kept is not None:
+            return Decision(nodes, kept, order, "session", wanted, now, hot)
+    return Decision(nodes, index, order, reason, wanted, now, hot)
 
 
-def choose(
-    nodes: Collection[N], home: Home, now: float, rng: Random, cost: Callable[[N], float] = in_flight
-) -> Decision[N]:
-    """`nodes`: those that serve the model. Equal costs are shared out by `rng`, so that many proxies do not herd."""
-    ranks, last = home.ranks, len(home.ranks)
-    first: N | None = None
-    first_rank, least, equals = last, inf, 1
-    for node in nodes:
-        rank = ranks.get(node.region, last)
-        if rank > first_rank or not node.ready or not node.breaker.admits(now):
+_cost = itemgetter(0)
+
+
+def _costs(
+    nodes: Sequence[N], wanted: Wanted, home: Home, now: float
+) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
+    """(cost, index) of the fit nodes, standby ones apart."""
+    tokens, cached = wanted.tokens, wanted.cached
+    fit: list[tuple[float, int]] = []
+    standby: list[tuple[float, int]] = []
+    for index, node in enumerate(nodes):
+        if not node.ready or node.draining or not node.breaker.admits(now):
             continue
-        spent = cost(node)
-        if rank < first_rank or first is None or spent < least:
-            first, first_rank, least, equals = node, rank, spent, 1
-        elif spent == least:
+        compute = tokens - cached.get(node.slot, 0.0) if cached else tokens
+        if compute < 1.0:
+            compute = 1.0
+        outlook = node.outlook
+        cost = outlook.cost(now, compute)
+        if outlook.load.hot(now, compute):
+            cost += max(GAIN_S, GAIN_SHARE * cost)
+        if outlook.rtt.srtt is None:
+            cost += UNMEASURED_S * home.ranks.get(node.region, len(home.ranks))
+        (standby if node.standby else fit).append((cost, index))
+    return fit, standby
+
+
+def _by_lot(nodes: Sequence[N], fit: list[tuple[float, int]], best: float, index: int, rng: Random) -> int:
+    """One of those in the region of `index` whose cost is near its own, `best`."""
+    most, region = best + EQUAL_SHARE * best, nodes[index].region
+    equals, drawn = 1, index
+    for cost, other in fit:
+        if cost > most:
+            break
+        if other != index and nodes[other].region == region:
             equals += 1  # each of n equals stays with a chance of 1/n
-            if rng.random() * equals < 1:
-                first = node
-    if first is not None:
-        reason: Reason = "home" if first_rank == 0 else "failover"
-    elif nodes:
-        first, reason = _ranked(nodes, None, home, now, rng, cost)[1][0], "least-bad"
-    else:
-        reason = "none"
-    return Decision(first, reason, partial(_ranked, nodes, first, home, now, rng, cost))
+            if rng.random() * equals < 1.0:
+                drawn = other
+    return drawn
 
 
-def _ranked(
-    nodes: Iterable[N], but: N | None, home: Home, now: float, rng: Random, cost: Callable[[N], float]
-) -> tuple[list[N], list[N]]:
-    """All nodes `but` one: the fit ones, nearest region first and least cost first within it, and the unfit ones."""
-    ranks, last = home.ranks, len(home.ranks)
-    fit: list[tuple[int, float, float, N]] = []
-    unfit: list[tuple[bool, float, int, float, N]] = []
-    for node in nodes:
-        if node is but:
-            continue
-        rank = ranks.get(node.region, last)
-        if node.ready and node.breaker.admits(now):
-            fit.append((rank, cost(node), rng.random(), node))
-        else:
-            unfit.append((not node.ready, node.breaker.not_before, rank, rng.random(), node))
-    fit.sort(key=itemgetter(0, 1, 2))
-    unfit.sort(key=itemgetter(0, 1, 2, 3))
-    return [entry[-1] for entry in fit], [entry[-1] for entry in unfit]
+def _kept(nodes: Sequence[N], fit: list[tuple[float, int]], best: float, slot: int) -> int | None:
+    """The session's node, where it is fit and its price is right."""
+    most = best + max(AFFINITY_S, AFFINITY_SHARE * best)
+    return next((index for cost, index in fit if cost <= most and nodes[index].slot == slot), None)
+
+
+def _all_hot(nodes: Sequence[N], fit: list[tuple[float, int]], wanted: Wanted, now: float) -> bool:
+    return all(nodes[index].outlook.load.hot(now, wanted.to_compute(nodes[index].slot)) for _, index in fit)
+
+
+def _least_bad(nodes: Sequence[N], wanted: Wanted, now: float) -> Decision[N]:
+    open_to = [index for index, node in enumerate(nodes) if not node.draining]
+    if not open_to:
+        return Decision(nodes, None, [], "none", wanted, now)
+    return Decision(nodes, min(open_to, key=lambda index: _badness(nodes[index])), [], "least-bad", wanted, now)
+
+
+def _badness(node: Candidate) -> tuple[bool, float, bool, float]:
+    """Those that may be well after all first: only held off, or tripped; then the nearest."""
+    srtt = node.outlook.rtt.srtt
+    return (not node.ready, node.breaker.not_before, node.standby, UNMEASURED_S if srtt is None else srtt)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from edgeproxy.routing.breaker import Breaker
-from edgeproxy.routing.choose import Home, Reason, choose
-from edgeproxy.routing.rtt import RttEstimator
+from edgeproxy.routing.choose import Hold, Reason, Wanted, choose
+from edgeproxy.routing.forecast import Outlook
+from edgeproxy.routing.home import Home
 
 PROBE_S = 5.0
 
@@ -45,10 +46,16 @@ class Served:
 @dataclass(slots=True)
 class _Node:
     model: Region
+    slot: int
     ready: bool = False
-    in_flight: int = 0
-    rtt: RttEstimator = field(default_factory=RttEstimator)
+    draining: bool = False
+    standby: bool = False
+    outlook: Outlook = field(default_factory=Outlook)
     breaker: Breaker = field(default_factory=Breaker)
+
+    @property
+    def name(self) -> str:
+        return self.model.name
 
     @property
     def region(self) -> str:
@@ -57,7 +64,7 @@ class _Node:
 
 def replay(regions: Iterable[Region], arrivals: Iterable[float], rng: Random, attempts: int = 3) -> list[Served]:
     """`arrivals`: times in ascending order. A dead region costs a failed attempt one round trip, as a refusal does."""
-    nodes = [_Node(region) for region in regions]
+    nodes = [_Node(region, slot) for slot, region in enumerate(regions)]
     home = Home(node.region for node in nodes)
     served: list[Served] = []
     next_probe = 0.0
@@ -73,13 +80,14 @@ def _probe(nodes: list[_Node], home: Home, now: float, rng: Random) -> None:
     for node in nodes:
         node.ready = node.model.alive(now)
         if node.ready:
-            node.rtt.probe(node.model.rtt_s + rng.uniform(0, node.model.noise_s), now)
+            node.outlook.rtt.probe(node.model.rtt_s + rng.uniform(0, node.model.noise_s), now)
             node.breaker.probed(now)
-    home.update({node.region: node.rtt.minimum(now) for node in nodes})
+    home.update({node.region: node.outlook.rtt.minimum(now) for node in nodes})
 
 
 def _serve(nodes: list[_Node], home: Home, now: float, rng: Random, attempts: int) -> Served:
-    decision = choose(nodes, home, now, rng)
+    decision = choose(nodes, Wanted(tokens=1.0), home, now, rng)
+    assert not isinstance(decision, Hold)
     waited = 0.0
     tried = decision.candidates[:attempts]
     for attempt, node in enumerate(tried, 1):

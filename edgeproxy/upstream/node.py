@@ -11,8 +11,9 @@ from math import inf
 from edgeproxy.config import Config, ConfigError, GatewayLimits, NodeConfig
 from edgeproxy.protocol.node.report import REPORT_HEADER, TOKEN_HEADER, NodeReport, decode
 from edgeproxy.routing.breaker import Breaker
-from edgeproxy.routing.choose import Home
-from edgeproxy.routing.rtt import RttEstimator
+from edgeproxy.routing.forecast import Outlook
+from edgeproxy.routing.home import Home
+from edgeproxy.routing.prefix import PrefixView
 from edgeproxy.upstream.h1 import Pool, PoolLimits
 from edgeproxy.upstream.origin import Origin, parse
 
@@ -32,8 +33,14 @@ class Node:
         self.region = region
         self.pool = pool
         self.headers = tuple(headers)
-        self.rtt = RttEstimator()
+        self.outlook = Outlook()
+        self.rtt = self.outlook.rtt
         self.breaker = Breaker()
+        self.slot = 0
+        """Its number in the fleet's prefix view."""
+        self.standby = False
+        self.draining = False
+        """It has said so: it ends what it has begun and takes nothing new."""
         self.report: NodeReport | None = None
         self.ready = False
         self.ready_since = -inf
@@ -81,6 +88,9 @@ class Fleet:
         self.nodes = tuple(nodes)
         self.regions = tuple(dict.fromkeys(node.region for node in self.nodes))
         self.home = Home(self.regions)
+        self.prefixes = PrefixView()
+        for node in self.nodes:
+            node.slot = self.prefixes.join()
         named: dict[str, tuple[Node, ...]] = {}
         prefixed: dict[str, tuple[Node, ...]] = {}
         for node in self.nodes:

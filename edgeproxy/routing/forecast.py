@@ -1,0 +1,132 @@
+"""When a node would show its first token, and everything about the node that the answer rests on."""
+
+from __future__ import annotations
+
+from math import log
+from typing import NamedTuple
+
+from edgeproxy.routing.load import FRESH_S, Load, Occupancy, Sent
+from edgeproxy.routing.pace import CHUNK_TOKENS, Pace
+from edgeproxy.routing.rtt import RttEstimator
+
+UNMEASURED_S = 1.0
+"""Taken for the network of a node that nobody has measured: after all that were, in the operator's order."""
+P95_FACTOR = log(10)
+"""Of the mean distance between forecast and fact: where 5 % of a Laplace distribution's one side lie beyond."""
+_WEIGHT = 0.1
+_GAIN_DECAY = 0.95
+_GAIN_PRIOR = 0.020**2
+"""The queue's forecast is taken as it is until queues of together 20 ms have been compared with it."""
+_MAX_GAIN = 4.0
+
+
+class Forecast(NamedTuple):
+    """Seconds from sending to the first token here."""
+
+    network: float
+    queue: float
+    prefill: float
+    decode: float
+
+    @property
+    def total(self) -> float:
+        return self.network + self.queue + self.prefill + self.decode
+
+
+class Timings(NamedTuple):
+    """What an answer told of its first token, in seconds."""
+
+    first_token: float
+    """From sending to the first content, at the proxy."""
+    queue: float | None = None
+    """On the node; None where it does not say."""
+    work: float | None = None
+    """On the node: prefill, first decode step and what goes around them; None where it does not say."""
+
+
+class Outlook:
+    """One node: how far (`rtt`), how busy (`load`), how fast (`pace`)."""
+
+    __slots__ = ("_gain_xx", "_gain_xy", "error", "extra_trips", "load", "pace", "queue_gain", "rtt")
+
+    def __init__(self, rtt: RttEstimator | None = None, pace: Pace | None = None) -> None:
+        self.rtt = rtt or RttEstimator()
+        self.load = Load()
+        self.pace = pace or Pace()
+        self.extra_trips = 0
+        """Round trips for handshakes before a request can be sent: 0 while a warm connection waits."""
+        self.error = 0.0
+        """Mean distance between forecast and fact."""
+        self.queue_gain = 1.0
+        """Real queue by expected queue: a scheduler that takes short prompts first makes it small."""
+        self._gain_xx = self._gain_xy = _GAIN_PRIOR
+
+    def cost(self, now: float, tokens: float) -> float:
+        """`forecast(...).total`: asked of every node at every request, and therefore unrolled.
+
+        `tokens`: of the prompt, that the node has to compute.
+        """
+        rtt, load, pace = self.rtt, self.load, self.pace
+        srtt = rtt.srtt
+        spent = UNMEASURED_S if srtt is None else srtt * (1 + self.extra_trips) + 2.0 * rtt.rttvar
+        queue = load.free_at - now
+        if queue > 0.0:
+            spent += queue * self.queue_gain
+        if load.room_at > now:
+            spent += load.room_at - now
+        reported_at = load.reported_at
+        if reported_at is not None and now - reported_at > FRESH_S:
+            spent += load.widening(now)
+        return (
+            spent + pace.decode + pace.per_token * tokens + pace.per_row * load.running * (1.0 + tokens / CHUNK_TOKENS)
+        )
+
+    def forecast(self, now: float, tokens: float) -> Forecast:
+        load, pace = self.load, self.pace
+        prompts = max(load.free_at - now, 0.0)
+        queue = load.queue(now) + prompts * (self.queue_gain - 1.0)
+        return Forecast(self._network(), queue, pace.expect(tokens, load.running) - pace.decode, pace.decode)
+
+    def reported(self, told: Occupancy, now: float, tokens_per_s: float = 0.0) -> None:
+        """A report came with an answer or a probe; `tokens_per_s`: the prefill rate that it states, 0 if none."""
+        self.pace.declared(tokens_per_s)
+        self.load.reported(told, self.pace, now, self.rtt.srtt or 0.0)
+
+    def sent(self, now: float, tokens: float) -> Sent:
+        """A request with so many tokens to compute goes there now. `ended` is owed for it, once."""
+        load = self.load
+        sent = Sent(now, tokens, load.running, max(load.free_at - now, 0.0))
+        load.sent(sent, self.pace)
+        return sent
+
+    def began(self, sent: Sent, tokens: float, timings: Timings, expected: float) -> None:
+        """The first token is here: what was to be computed in truth, how long it took, and how long was forecast."""
+        self.load.began(sent, timings.queue)
+        self.error += (abs(timings.first_token - expected) - self.error) * _WEIGHT
+        queue, work = timings.queue, timings.work
+        if queue is not None:
+            self._learn_queue(sent.queue, queue)
+        if work is None:
+            # All is mixed: what is neither the network nor the queue that we expected was work.
+            work = timings.first_token - (self.rtt.srtt or 0.0) - sent.queue * self.queue_gain
+        self.pace.observe(tokens, sent.running, max(work, 0.0))
+
+    def ended(self, sent: Sent, now: float, *, served: bool) -> None:
+        """The answer is over. One that failed teaches nothing: a node that fails fast must not look fast."""
+        self.load.ended(sent, now, served=served)
+
+    def p95(self, expected: float) -> float:
+        """Seconds that a request exceeds once in twenty, whose forecast is `expected`."""
+        return expected + P95_FACTOR * self.error
+
+    def _network(self) -> float:
+        srtt = self.rtt.srtt
+        return UNMEASURED_S if srtt is None else srtt * (1 + self.extra_trips) + 2.0 * self.rtt.rttvar
+
+    def _learn_queue(self, expected: float, found: float) -> None:
+        """Least squares through the origin, with forgetting."""
+        if expected <= 0.0:
+            return
+        self._gain_xx = self._gain_xx * _GAIN_DECAY + expected * expected
+        self._gain_xy = self._gain_xy * _GAIN_DECAY + expected * found
+        self.queue_gain = min(self._gain_xy / self._gain_xx, _MAX_GAIN)

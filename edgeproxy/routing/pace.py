@@ -1,0 +1,91 @@
+"""How fast a node works, learnt from what it did: recursive least squares with forgetting, one model a node.
+
+    seconds from the first prefill step to the first token = decode + per_token * u + per_row * r * (1 + u / CHUNK)
+
+u: prompt tokens computed, r: sequences that were running. A prompt takes about 1 + u / CHUNK steps, and each of them
+carries the running rows along; without the last term a node would look slow for ever after it was busy once.
+Haykin, Adaptive Filter Theory, chapter 10; the forgetting factor is that of research on serving cost models (0.98: the
+last fifty samples or so count).
+"""
+
+from __future__ import annotations
+
+FORGETTING = 0.98
+CHUNK_TOKENS = 32.0
+"""Prompt tokens that one step of a busy CPU node takes along; with larger chunks `per_row` comes out small."""
+PRIOR_DECODE_S = 0.010
+PRIOR_PER_TOKEN_S = 94e-6
+"""GORGO's default (arXiv 2602.11688), until the node tells its own rate or answers once."""
+MAX_PER_TOKEN_S = 1.0
+MAX_DECODE_S = 30.0
+_OUTLIER = 4.0
+"""A sample moves the model as if it were at most so many mean errors away: one stalled answer is no new speed."""
+_OUTLIER_FLOOR_S = 0.020
+_ERROR_WEIGHT = 0.1
+# The regressors are scaled to the order of one, so that the matrix stays well conditioned.
+_TOKENS = 1000.0
+_ROWS = 10.0
+# Prior variances of (decode, per 1000 tokens, per 10 rows) in units of a sample's own, taken as (5 ms)².
+_PRIOR = (100.0, 10_000.0, 100.0)
+
+
+class Pace:
+    """Seconds. `per_token` and the others are read in every forecast, hence plain attributes."""
+
+    __slots__ = ("_p00", "_p01", "_p02", "_p11", "_p12", "_p22", "decode", "error", "per_row", "per_token", "samples")
+
+    def __init__(self, per_token: float = PRIOR_PER_TOKEN_S, decode: float = PRIOR_DECODE_S) -> None:
+        self.decode = decode
+        self.per_token = per_token
+        self.per_row = 0.0
+        self.error = 0.0
+        """Mean distance of samples from the model."""
+        self.samples = 0
+        self._p00, self._p11, self._p22 = _PRIOR
+        self._p01 = self._p02 = self._p12 = 0.0
+
+    def expect(self, tokens: float, running: float) -> float:
+        """For a prompt of which `tokens` are to be computed, beside `running` sequences."""
+        return self.decode + self.per_token * tokens + self.per_row * running * (1.0 + tokens / CHUNK_TOKENS)
+
+    def drain(self, running: float) -> float:
+        """Seconds that a token in the queue ahead costs."""
+        return self.per_token + self.per_row * running / CHUNK_TOKENS
+
+    def declared(self, tokens_per_s: float) -> None:
+        """What the node says of its prefill rate: believed until there are samples."""
+        if tokens_per_s > 0 and not self.samples:
+            self.per_token = min(1.0 / tokens_per_s, MAX_PER_TOKEN_S)
+
+    def observe(self, tokens: float, running: float, seconds: float) -> None:
+        """An answer's prefill and first decode step together took `seconds`. Never called for a failed request."""
+        x1 = tokens / _TOKENS
+        x2 = running * (1.0 + tokens / CHUNK_TOKENS) / _ROWS
+        p00, p01, p02, p11, p12, p22 = self._p00, self._p01, self._p02, self._p11, self._p12, self._p22
+        g0 = p00 + p01 * x1 + p02 * x2
+        g1 = p01 + p11 * x1 + p12 * x2
+        g2 = p02 + p12 * x1 + p22 * x2
+        gain = 1.0 / (FORGETTING + g0 + g1 * x1 + g2 * x2)
+        miss = seconds - self.expect(tokens, running)
+        pull = self._clipped(miss) * gain
+        self.decode = min(max(self.decode + g0 * pull, 0.0), MAX_DECODE_S)
+        self.per_token = min(max(self.per_token + g1 * pull / _TOKENS, 0.0), MAX_PER_TOKEN_S)
+        self.per_row = min(max(self.per_row + g2 * pull / _ROWS, 0.0), MAX_PER_TOKEN_S)
+        p00, p11, p22 = p00 - g0 * g0 * gain, p11 - g1 * g1 * gain, p22 - g2 * g2 * gain
+        # Forgetting without news would blow the matrix up: along what no sample has shown lately nothing is forgotten.
+        known = p00 <= _PRIOR[0] and p11 <= _PRIOR[1] and p22 <= _PRIOR[2]
+        grown = 1.0 / FORGETTING if known else 1.0
+        self._p00, self._p11, self._p22 = p00 * grown, p11 * grown, p22 * grown
+        self._p01 = (p01 - g0 * g1 * gain) * grown
+        self._p02 = (p02 - g0 * g2 * gain) * grown
+        self._p12 = (p12 - g1 * g2 * gain) * grown
+
+    def _clipped(self, miss: float) -> float:
+        distance = abs(miss)
+        most = max(_OUTLIER * self.error, _OUTLIER_FLOOR_S)
+        # The mean error follows what was seen, not what was used: a new speed is believed after a few samples.
+        self.error += (distance - self.error) * (_ERROR_WEIGHT if self.samples else 1.0)
+        self.samples += 1
+        if self.samples <= 3 or distance <= most:
+            return miss
+        return most if miss > 0 else -most

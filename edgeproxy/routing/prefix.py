@@ -1,0 +1,160 @@
+"""Which node probably holds how much of a prompt in its KV cache.
+
+A proxy has no tokenizer. So a prompt is taken as bytes, cut into chunks, and each chunk is named by a hash that chains
+all before it (SGLang's router does alike, on characters). What was sent to a node is taken to be held there, until its
+capacity has been sent over it or an answer's count of cached tokens says otherwise. Hashes are keyed by a secret and by
+the tenant: nobody can probe what others have asked, nor make their prompts collide. A collision costs a detour only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from xxhash import xxh3_64_intdigest
+
+CHUNKS = ((256, 64), (1024, 64), (4096, 128))
+"""(bytes, how many): the further from the beginning, the coarser. About 600 kB; what lies behind is not looked at."""
+NODE_CHUNKS = 65_536
+"""Most chunks remembered of one node: 16 MB of prompts at least."""
+TOTAL_CHUNKS = 1_048_576
+"""Of all nodes together: about 200 MB of memory at the very most."""
+
+
+def _ends() -> tuple[int, ...]:
+    ends, at = [], 0
+    for size, count in CHUNKS:
+        for _ in range(count):
+            at += size
+            ends.append(at)
+    return tuple(ends)
+
+
+ENDS = _ends()
+"""Byte offset at which each chunk ends."""
+
+
+def chain(prompt: bytes, key: int) -> tuple[int, ...]:
+    """A name for each whole chunk of `prompt` and all before it. `key`: the tenant's, 64 bits."""
+    length = len(prompt)
+    if length < ENDS[0]:
+        return ()
+    names, start = [], 0
+    for end in ENDS:
+        if end > length:
+            break
+        key = xxh3_64_intdigest(prompt[start:end], key)
+        names.append(key)
+        start = end
+    return tuple(names)
+
+
+class PrefixView:
+    """What each node holds, by our own account. A node is named by its slot, a small number that it gets here."""
+
+    def __init__(self, node_chunks: int = NODE_CHUNKS, total_chunks: int = TOTAL_CHUNKS) -> None:
+        self._node_chunks = node_chunks
+        self._total_chunks = total_chunks
+        self._holders: dict[int, int] = {}
+        """Chunk -> a bit for each node that holds it."""
+        self._held: dict[int, OrderedDict[int, None]] = {}
+        """Slot -> its chunks, the one used longest ago first; a chunk stands behind all that follow it in a prompt."""
+        self._capacity: dict[int, int] = {}
+        self._free: list[int] = []
+
+    def join(self) -> int:
+        """A slot for a node."""
+        slot = self._free.pop() if self._free else len(self._held)
+        self._held[slot] = OrderedDict()
+        return slot
+
+    def leave(self, slot: int) -> None:
+        """The node is gone; the slot may be given to another."""
+        self.lost(slot)
+        del self._held[slot]
+        self._capacity.pop(slot, None)
+        self._free.append(slot)
+
+    def lost(self, slot: int) -> None:
+        """The node holds nothing any more: it has been started anew."""
+        for chunk in self._held[slot]:
+            self._clear(slot, chunk)
+        self._held[slot].clear()
+
+    def capacity(self, slot: int, tokens: int, bytes_per_token: float) -> None:
+        """How much fits into the node's cache."""
+        chunks = int(tokens * bytes_per_token / CHUNKS[0][0])
+        self._capacity[slot] = max(chunks, 1)
+
+    def depths(self, names: Sequence[int]) -> dict[int, int]:
+        """Slot -> how many chunks from the beginning the node holds; those that hold none are left out."""
+        found: dict[int, int] = {}
+        holders = self._holders
+        still, depth = -1, 0
+        for depth, name in enumerate(names):
+            now = holders.get(name, 0) & still
+            if depth and now != still:
+                _note(found, still & ~now, depth)
+            still = now
+            if not now:
+                return found
+        if names:
+            _note(found, still, depth + 1)
+        return found
+
+    def sent(self, slot: int, names: Sequence[int]) -> None:
+        """A prompt goes to the node, which will hold it: at once, because its siblings may be right behind it."""
+        held, holders, bit = self._held[slot], self._holders, 1 << slot
+        for name in reversed(names):  # the first chunk last, so that it is the last to be forgotten
+            if name in held:
+                held.move_to_end(name)
+            else:
+                held[name] = None
+                holders[name] = holders.get(name, 0) | bit
+        most = min(self._capacity.get(slot, self._node_chunks), self._node_chunks, self._share())
+        while len(held) > most:
+            self._clear(slot, held.popitem(last=False)[0])
+
+    def corrected(self, slot: int, names: Sequence[int], depth: int) -> None:
+        """The node held no more than the first `depth` chunks (of an answer's count), or the request failed."""
+        held = self._held[slot]
+        for name in names[depth:]:
+            if name in held:
+                del held[name]
+                self._clear(slot, name)
+
+    @property
+    def size(self) -> int:
+        return len(self._holders)
+
+    def _share(self) -> int:
+        return max(self._total_chunks // max(len(self._held), 1), 1)
+
+    def _clear(self, slot: int, name: int) -> None:
+        left = self._holders.get(name, 0) & ~(1 << slot)
+        if left:
+            self._holders[name] = left
+        else:
+            self._holders.pop(name, None)
+
+
+def _note(found: dict[int, int], slots: int, depth: int) -> None:
+    while slots:
+        lowest = slots & -slots
+        found[lowest.bit_length() - 1] = depth
+        slots ^= lowest
+
+
+def held_bytes(depth: int) -> int:
+    """Bytes in the first `depth` chunks."""
+    return ENDS[depth - 1] if depth else 0
+
+
+def depth_of(size: float) -> int:
+    """How many whole chunks lie within so many bytes."""
+    depth = 0
+    for end in ENDS:
+        if end > size:
+            break
+        depth += 1
+    return depth

@@ -1,0 +1,46 @@
+"""Nodes as the choice sees them, without anything behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgeproxy.routing.breaker import Breaker
+from edgeproxy.routing.choose import Decision, Hold
+from edgeproxy.routing.forecast import Outlook
+from edgeproxy.routing.home import Home
+
+
+@dataclass
+class Node:
+    name: str
+    region: str
+    slot: int = 0
+    ready: bool = True
+    draining: bool = False
+    standby: bool = False
+    outlook: Outlook = field(default_factory=Outlook)
+    breaker: Breaker = field(default_factory=Breaker)
+
+
+def node(name: str, region: str, rtt_s: float | None = None, *, slot: int = 0, now: float = 0.0) -> Node:
+    """With a settled round trip where one is given."""
+    made = Node(name, region, slot)
+    if rtt_s is not None:
+        for _ in range(40):
+            made.outlook.rtt.probe(rtt_s, now)
+    return made
+
+
+def home(**minimums: float | None) -> Home:
+    found = Home(minimums)
+    found.update(minimums)
+    return found
+
+
+def decided(found: Decision[Node] | Hold) -> Decision[Node]:
+    assert isinstance(found, Decision)
+    return found
+
+
+def names(nodes: tuple[Node, ...]) -> list[str]:
+    return [node.name for node in nodes]
