@@ -11,6 +11,9 @@ last fifty samples or so count).
 from __future__ import annotations
 
 FORGETTING = 0.98
+SURPRISED = 0.3
+QUICK_FORGETTING = 0.90
+"""While the mean error is above the first, the node is another than the one that was learnt: the last ten count."""
 CHUNK_TOKENS = 32.0
 """Prompt tokens that one step of a busy CPU node takes along; with larger chunks `per_row` comes out small."""
 PRIOR_DECODE_S = 0.010
@@ -20,13 +23,16 @@ MAX_PER_TOKEN_S = 1.0
 MAX_DECODE_S = 30.0
 _OUTLIER = 4.0
 """A sample moves the model as if it were at most so many mean errors away: one stalled answer is no new speed."""
-_OUTLIER_FLOOR_S = 0.020
+_OUTLIER_FLOOR = 0.5
 _ERROR_WEIGHT = 0.1
+_SCALE_S = 0.010
+"""Samples are weighted by 1 / (this + what was expected): errors are shares of what a prompt takes, and among absolute
+ones those of long prompts would drown the short."""
 # The regressors are scaled to the order of one, so that the matrix stays well conditioned.
 _TOKENS = 1000.0
 _ROWS = 10.0
-# Prior variances of (decode, per 1000 tokens, per 10 rows) in units of a sample's own, taken as (5 ms)².
-_PRIOR = (100.0, 10_000.0, 100.0)
+# Prior variances of (decode, per 1000 tokens, per 10 rows): (50 ms)², (1 s)², (50 ms)² over a sample's, 10 % squared.
+_PRIOR = (0.25, 100.0, 0.25)
 
 
 class Pace:
@@ -39,7 +45,7 @@ class Pace:
         self.per_token = per_token
         self.per_row = 0.0
         self.error = 0.0
-        """Mean distance of samples from the model."""
+        """Mean distance of samples from the model, as a share of what was expected."""
         self.samples = 0
         self._p00, self._p11, self._p22 = _PRIOR
         self._p01 = self._p02 = self._p12 = 0.0
@@ -59,22 +65,24 @@ class Pace:
 
     def observe(self, tokens: float, running: float, seconds: float) -> None:
         """An answer's prefill and first decode step together took `seconds`. Never called for a failed request."""
-        x1 = tokens / _TOKENS
-        x2 = running * (1.0 + tokens / CHUNK_TOKENS) / _ROWS
+        expected = self.expect(tokens, running)
+        x0 = 1.0 / (_SCALE_S + expected)
+        x1 = x0 * tokens / _TOKENS
+        x2 = x0 * running * (1.0 + tokens / CHUNK_TOKENS) / _ROWS
         p00, p01, p02, p11, p12, p22 = self._p00, self._p01, self._p02, self._p11, self._p12, self._p22
-        g0 = p00 + p01 * x1 + p02 * x2
-        g1 = p01 + p11 * x1 + p12 * x2
-        g2 = p02 + p12 * x1 + p22 * x2
-        gain = 1.0 / (FORGETTING + g0 + g1 * x1 + g2 * x2)
-        miss = seconds - self.expect(tokens, running)
-        pull = self._clipped(miss) * gain
+        g0 = p00 * x0 + p01 * x1 + p02 * x2
+        g1 = p01 * x0 + p11 * x1 + p12 * x2
+        g2 = p02 * x0 + p12 * x1 + p22 * x2
+        keep = QUICK_FORGETTING if self.error > SURPRISED else FORGETTING
+        gain = 1.0 / (keep + g0 * x0 + g1 * x1 + g2 * x2)
+        pull = self._clipped((seconds - expected) * x0) * gain
         self.decode = min(max(self.decode + g0 * pull, 0.0), MAX_DECODE_S)
         self.per_token = min(max(self.per_token + g1 * pull / _TOKENS, 0.0), MAX_PER_TOKEN_S)
         self.per_row = min(max(self.per_row + g2 * pull / _ROWS, 0.0), MAX_PER_TOKEN_S)
         p00, p11, p22 = p00 - g0 * g0 * gain, p11 - g1 * g1 * gain, p22 - g2 * g2 * gain
         # Forgetting without news would blow the matrix up: along what no sample has shown lately nothing is forgotten.
         known = p00 <= _PRIOR[0] and p11 <= _PRIOR[1] and p22 <= _PRIOR[2]
-        grown = 1.0 / FORGETTING if known else 1.0
+        grown = 1.0 / keep if known else 1.0
         self._p00, self._p11, self._p22 = p00 * grown, p11 * grown, p22 * grown
         self._p01 = (p01 - g0 * g1 * gain) * grown
         self._p02 = (p02 - g0 * g2 * gain) * grown
@@ -82,7 +90,7 @@ class Pace:
 
     def _clipped(self, miss: float) -> float:
         distance = abs(miss)
-        most = max(_OUTLIER * self.error, _OUTLIER_FLOOR_S)
+        most = max(_OUTLIER * self.error, _OUTLIER_FLOOR)
         # The mean error follows what was seen, not what was used: a new speed is believed after a few samples.
         self.error += (distance - self.error) * (_ERROR_WEIGHT if self.samples else 1.0)
         self.samples += 1

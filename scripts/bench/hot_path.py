@@ -137,7 +137,7 @@ def answering(fleet: Fleet) -> None:
     loop = asyncio.get_running_loop()
     for index, node in enumerate(fleet.nodes):
         node.rtt.probe(0.005 + 0.04 * (index // NODES), time.monotonic())
-        node.up()
+        node.up(time.monotonic())
         connection = Connection(node.name, ResponseLimits(), node.pool)
         connection.connection_made(
             Wire(lambda _, connection=connection: loop.call_soon(connection.data_received, ANSWER))  # type: ignore[misc]

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeproxy.routing.forecast import Outlook, Timings
+from edgeproxy.routing.load import Occupancy
+from edgeproxy.routing.pace import Pace
+from tests.routing.fleet import node
+
+
+def outlook(rtt_s: float = 0.020, per_token: float = 0.001) -> Outlook:
+    found = node("n", "r", rtt_s).outlook
+    found.pace = Pace(per_token=per_token, decode=0.010)
+    return found
+
+
+@given(
+    st.floats(0, 60),
+    st.floats(1, 5000),
+    st.integers(0, 20),
+    st.integers(0, 4),
+    st.integers(0, 3000),
+    st.integers(0, 2),
+    st.floats(0.2, 3.0),
+)
+def test_the_cost_is_the_forecasts_total(
+    age: float, tokens: float, running: int, waiting: int, ahead: int, trips: int, gain: float
+) -> None:
+    found = outlook()
+    found.extra_trips, found.queue_gain, found.pace.per_row = trips, gain, 0.002
+    found.reported(Occupancy(running, waiting, ahead, 100), 100.0)
+    forecast = found.forecast(100.0 + age, tokens)
+    assert forecast.total == pytest.approx(found.cost(100.0 + age, tokens))
+    assert min(forecast) >= 0
+
+
+def test_the_terms_are_what_they_are_called() -> None:
+    found = outlook()
+    found.reported(Occupancy(0, 0, 200), 1.0)
+    network, queue, prefill, decode = found.forecast(1.0, 50.0)
+    assert network == pytest.approx(0.020, abs=1e-3)
+    assert queue == pytest.approx(0.180, abs=1e-3)  # 200 tokens, less one round trip in which the node works on
+    assert (prefill, decode) == (pytest.approx(0.050), pytest.approx(0.010))
+
+
+def test_a_handshake_costs_its_round_trips() -> None:
+    warm, cold = outlook(), outlook()
+    cold.extra_trips = 2
+    assert cold.cost(0, 1) - warm.cost(0, 1) == pytest.approx(0.040, abs=1e-3)
+
+
+def test_failed_requests_never_lower_an_estimate() -> None:
+    """A node that fails at once must not look fast (sinkholing)."""
+    rng, found = Random(1), outlook()
+    for _ in range(50):
+        sent = found.sent(0.0, 500.0)
+        found.began(sent, 500.0, Timings(0.54, 0.0, 0.51), 0.54)
+        found.ended(sent, 0.6, served=True)
+    before = {tokens: found.cost(10.0, tokens) for tokens in (1.0, 100.0, 3000.0)}
+    for _ in range(500):
+        sent = found.sent(10.0, rng.uniform(1, 1000))
+        assert found.cost(10.0, 100.0) >= before[100.0]
+        found.ended(sent, 10.001, served=False)
+    for tokens, cost in before.items():
+        assert found.cost(10.0, tokens) >= cost
+
+
+def test_a_node_without_timings_is_learnt_from_our_own_first_byte() -> None:
+    found, rng, now = outlook(per_token=94e-6), Random(2), 0.0
+    for _ in range(150):
+        now += 10.0
+        tokens = float(rng.choice((50, 300, 1000)))
+        sent = found.sent(now, tokens)
+        found.began(sent, tokens, Timings(0.020 + 0.015 + 0.002 * tokens), 1.0)
+        found.ended(sent, now + 3, served=True)
+    assert found.cost(now + 10, 600.0) == pytest.approx(0.035 + 1.2, rel=0.05)
+
+
+def test_the_queue_is_learnt_where_a_node_takes_the_shortest_first() -> None:
+    found = outlook()
+    for moment in range(100):
+        now = moment * 10.0
+        found.reported(Occupancy(1, 0, 500), now)
+        sent = found.sent(now, 20.0)
+        found.began(sent, 20.0, Timings(0.2, 0.12, 0.03), 0.5)  # a quarter of the 480 ms that stood before it
+        found.ended(sent, now + 1, served=True)
+    found.reported(Occupancy(1, 0, 500), 2000.0)
+    assert found.forecast(2000.0, 20.0).queue == pytest.approx(0.12, rel=0.1)
+
+
+def test_one_answer_in_twenty_exceeds_the_p95_of_an_exponential_error() -> None:
+    found, rng, beyond = outlook(), Random(3), 0
+    for number in range(4000):
+        fact = 0.3 + rng.choice((-1, 1)) * rng.expovariate(1 / 0.020)
+        beyond += number >= 500 and fact > found.p95(0.3)
+        sent = found.sent(float(number), 10.0)
+        found.began(sent, 10.0, Timings(fact, 0.0, 0.1), 0.3)
+        found.ended(sent, number + 0.5, served=True)
+    assert 0.03 < beyond / 3500 < 0.08

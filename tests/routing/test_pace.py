@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from edgeproxy.routing.pace import CHUNK_TOKENS, Pace
+
+
+def truth(tokens: float, running: float, *, speed: float = 1.0) -> float:
+    return speed * (0.008 + 0.0006 * tokens + 0.0004 * running * (1 + tokens / CHUNK_TOKENS))
+
+
+def taught(pace: Pace, samples: int, rng: Random, *, speed: float = 1.0, noise: float = 0.05) -> Pace:
+    for _ in range(samples):
+        tokens, running = float(rng.choice((20, 100, 400, 1500))), float(rng.randrange(0, 12))
+        pace.observe(tokens, running, truth(tokens, running, speed=speed) * rng.gauss(1.0, noise))
+    return pace
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_model_is_learnt_from_noisy_answers(seed: int) -> None:
+    pace = taught(Pace(), 100, Random(seed))
+    for tokens, running in ((20, 0), (300, 4), (1500, 0), (1500, 10)):
+        assert pace.expect(tokens, running) == pytest.approx(truth(tokens, running), rel=0.15, abs=0.003)
+
+
+def test_a_new_speed_is_learnt_within_fifty_answers() -> None:
+    rng = Random(1)
+    pace = taught(taught(Pace(), 300, rng), 50, rng, speed=3.0)
+    assert pace.expect(800, 2) == pytest.approx(truth(800, 2, speed=3.0), rel=0.25)
+
+
+def test_one_stalled_answer_is_no_new_speed() -> None:
+    pace = taught(Pace(), 100, Random(2))
+    before = pace.expect(300, 1)
+    pace.observe(300, 1, 20.0)
+    assert pace.expect(300, 1) == pytest.approx(before, rel=0.2)
+
+
+def test_many_equal_answers_do_not_make_the_model_forget_the_rest() -> None:
+    pace = taught(Pace(), 100, Random(3))
+    for _ in range(5000):
+        pace.observe(20, 0, truth(20, 0))
+    assert pace.expect(1500, 0) == pytest.approx(truth(1500, 0), rel=0.2)
+    pace.observe(20, 0, truth(20, 0) * 1.5)
+    assert pace.expect(1500, 0) == pytest.approx(truth(1500, 0), rel=0.3)
+
+
+def test_what_the_node_declares_holds_until_it_has_answered() -> None:
+    pace = Pace()
+    pace.declared(1000.0)
+    assert pace.per_token == 0.001
+    pace.observe(100, 0, 0.1)
+    learnt = pace.per_token
+    pace.declared(50.0)
+    assert pace.per_token == learnt
+
+
+def test_nothing_is_ever_expected_to_take_less_than_no_time() -> None:
+    rng, pace = Random(4), Pace()
+    for _ in range(500):
+        pace.observe(rng.uniform(0, 3000), rng.uniform(0, 30), rng.choice((0.0, 0.001, 5.0)))
+        assert min(pace.decode, pace.per_token, pace.per_row) >= 0
