@@ -44,7 +44,7 @@ def test_the_terms_are_what_they_are_called() -> None:
     network, queue, prefill, decode = found.forecast(1.0, 50.0)
     assert network == pytest.approx(0.020, abs=1e-3)
     assert queue == pytest.approx(0.180, abs=1e-3)  # 200 tokens, less one round trip in which the node works on
-    assert (prefill, decode) == (pytest.approx(0.050), pytest.approx(0.010))
+    assert prefill == pytest.approx(0.050) and decode == pytest.approx(0.010)
 
 
 def test_a_handshake_costs_its_round_trips() -> None:
