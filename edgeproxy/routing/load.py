@@ -120,7 +120,7 @@ class Load:
         """A request goes there. The caller sees to `began` and, whatever becomes of it, to `ended`, once."""
         if len(self._pending) < _MAX_PENDING:
             self._pending[sent] = None
-        self.free_at = max(self.free_at, sent.at) + sent.tokens * pace.drain(self.running)
+        self.free_at = max(self.free_at, sent.at) + pace.decode + sent.tokens * pace.drain(self.running)
         self.free_tokens -= sent.tokens
 
     def began(self, sent: Sent, queue: float | None) -> None:
@@ -156,7 +156,7 @@ class Load:
             if sent.at <= left_at:
                 break
             # In the wrong order, but a fluid does not mind: they were sent within one round trip.
-            self.free_at = max(self.free_at, sent.at) + sent.tokens * drain
+            self.free_at = max(self.free_at, sent.at) + pace.decode + sent.tokens * drain
             self.free_tokens -= sent.tokens
 
     def _settle(self, sent: Sent) -> None:

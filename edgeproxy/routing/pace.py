@@ -21,6 +21,9 @@ PRIOR_PER_TOKEN_S = 94e-6
 """GORGO's default (arXiv 2602.11688), until the node tells its own rate or answers once."""
 MAX_PER_TOKEN_S = 1.0
 MAX_DECODE_S = 30.0
+LEAST_SHARE = 0.25
+"""Of what a node declares a token to take: no sample makes it less. Two that are alike cannot tell it from fixed cost, and
+a token taken to cost nothing makes a queue of any length look empty."""
 _OUTLIER = 4.0
 """A sample moves the model as if it were at most so many mean errors away: one stalled answer is no new speed."""
 _OUTLIER_FLOOR = 0.5
@@ -38,7 +41,20 @@ _PRIOR = (0.25, 100.0, 0.25)
 class Pace:
     """Seconds. `per_token` and the others are read in every forecast, hence plain attributes."""
 
-    __slots__ = ("_p00", "_p01", "_p02", "_p11", "_p12", "_p22", "decode", "error", "per_row", "per_token", "samples")
+    __slots__ = (
+        "_least",
+        "_p00",
+        "_p01",
+        "_p02",
+        "_p11",
+        "_p12",
+        "_p22",
+        "decode",
+        "error",
+        "per_row",
+        "per_token",
+        "samples",
+    )
 
     def __init__(self, per_token: float = PRIOR_PER_TOKEN_S, decode: float = PRIOR_DECODE_S) -> None:
         self.decode = decode
@@ -47,6 +63,7 @@ class Pace:
         self.error = 0.0
         """Mean distance of samples from the model, as a share of what was expected."""
         self.samples = 0
+        self._least = 0.0
         self._p00, self._p11, self._p22 = _PRIOR
         self._p01 = self._p02 = self._p12 = 0.0
 
@@ -59,9 +76,11 @@ class Pace:
         return self.per_token + self.per_row * running / CHUNK_TOKENS
 
     def declared(self, tokens_per_s: float) -> None:
-        """What the node says of its prefill rate: believed until there are samples."""
-        if tokens_per_s > 0 and not self.samples:
-            self.per_token = min(1.0 / tokens_per_s, MAX_PER_TOKEN_S)
+        """What the node says of its prefill rate: believed until there are samples, and a bound to them."""
+        if tokens_per_s > 0:
+            self._least = LEAST_SHARE * min(1.0 / tokens_per_s, MAX_PER_TOKEN_S)
+            if not self.samples:
+                self.per_token = self._least / LEAST_SHARE
 
     def observe(self, tokens: float, running: float, seconds: float) -> None:
         """An answer's prefill and first decode step together took `seconds`. Never called for a failed request."""
@@ -77,7 +96,7 @@ class Pace:
         gain = 1.0 / (keep + g0 * x0 + g1 * x1 + g2 * x2)
         pull = self._clipped((seconds - expected) * x0) * gain
         self.decode = min(max(self.decode + g0 * pull, 0.0), MAX_DECODE_S)
-        self.per_token = min(max(self.per_token + g1 * pull / _TOKENS, 0.0), MAX_PER_TOKEN_S)
+        self.per_token = min(max(self.per_token + g1 * pull / _TOKENS, self._least), MAX_PER_TOKEN_S)
         self.per_row = min(max(self.per_row + g2 * pull / _ROWS, 0.0), MAX_PER_TOKEN_S)
         p00, p11, p22 = p00 - g0 * g0 * gain, p11 - g1 * g1 * gain, p22 - g2 * g2 * gain
         # Forgetting without news would blow the matrix up: along what no sample has shown lately nothing is forgotten.

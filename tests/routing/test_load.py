@@ -25,6 +25,16 @@ def test_a_send_is_queue_for_the_next_and_is_worked_off() -> None:
     assert load.queue(11.0) == 0.0
 
 
+def test_what_a_prompt_costs_whatever_its_length_is_queue_too() -> None:
+    """Else a node on which a token seems to cost nothing looks idle, however many requests were sent there."""
+    load, pace = Load(), Pace(per_token=0.0, decode=0.05)
+    for _ in range(10):
+        load.sent(Sent(1.0, 300.0, 0.0, 0.0), pace)
+    assert load.queue(1.0) == pytest.approx(0.5)
+    load.reported(Occupancy(0, 0, 0), pace, 1.01, trip=0.04)
+    assert load.queue(1.01) == pytest.approx(0.5, abs=0.05)
+
+
 def test_a_report_counts_and_what_it_cannot_have_seen_is_added() -> None:
     load = Load()
     send(load, 9.0)

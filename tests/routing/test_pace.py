@@ -62,3 +62,12 @@ def test_nothing_is_ever_expected_to_take_less_than_no_time() -> None:
     for _ in range(500):
         pace.observe(rng.uniform(0, 3000), rng.uniform(0, 30), rng.choice((0.0, 0.001, 5.0)))
         assert min(pace.decode, pace.per_token, pace.per_row) >= 0
+
+
+def test_what_a_token_takes_is_never_learnt_to_be_next_to_nothing() -> None:
+    """Two answers that differ little in length say as well that all of it is fixed cost."""
+    pace = Pace()
+    pace.declared(5000.0)
+    pace.observe(386.0, 0.0, 0.041)
+    pace.observe(311.0, 0.0, 0.047)
+    assert pace.per_token >= 0.25 / 5000.0
