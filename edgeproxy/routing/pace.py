@@ -22,8 +22,8 @@ PRIOR_PER_TOKEN_S = 94e-6
 MAX_PER_TOKEN_S = 1.0
 MAX_DECODE_S = 30.0
 LEAST_SHARE = 0.25
-"""Of what a node declares a token to take: no sample makes it less. Two that are alike cannot tell it from fixed cost, and
-a token taken to cost nothing makes a queue of any length look empty."""
+"""Of what a node declares a token to take: no sample makes it less. Two alike cannot tell it from fixed cost, and a
+token taken to cost nothing makes a queue of any length look empty."""
 _OUTLIER = 4.0
 """A sample moves the model as if it were at most so many mean errors away: one stalled answer is no new speed."""
 _OUTLIER_FLOOR = 0.5
