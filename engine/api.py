@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import orjson
 
+from edgeproxy.protocol.node.blocks import PREFIX_HEADER
 from edgeproxy.protocol.node.report import REPORT_HEADER, TIMING_HEADER, TOKEN_HEADER, NodeState
+from edgeproxy.protocol.node.request import decode as request_terms
 from edgeproxy.protocol.openai.chat import Completion, CompletionStream, error_event, model_list, model_view
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.schema import ChatRequest, chat_request, parse_json
@@ -141,7 +143,7 @@ class NodeApp:
             await exchange.respond(200, b"", STREAM)
             return
         try:
-            reader = self._node.feed.reader()
+            reader = self._node.feed.reader(exchange.header(b"last-event-id").decode("ascii", "replace"))
         except TooManyReaders as error:
             raise ApiError(429, "Too many follow this feed already.", code="rate_limit_exceeded") from error
         try:
@@ -155,8 +157,12 @@ class NodeApp:
 
     def _check_token(self, exchange: Exchange) -> None:
         """Raises ApiError 403."""
-        if self._token is not None and not hmac.compare_digest(exchange.header(TOKEN_HEADER), self._token):
+        if not self._trusted(exchange):
             raise ApiError(403, f"This path needs the node token in {TOKEN_HEADER.decode()}.", code="node_token")
+
+    def _trusted(self, exchange: Exchange) -> bool:
+        """Whether it carries the node token; all do where there is none."""
+        return self._token is None or hmac.compare_digest(exchange.header(TOKEN_HEADER), self._token)
 
     async def _models(self, exchange: Exchange) -> None:
         await exchange.respond(200, model_list([model_view(self._node.model, self._started_at, "edgeproxy")]))
@@ -172,11 +178,12 @@ class NodeApp:
     async def _chat(self, exchange: Exchange) -> None:
         if self._busy > self._limits.requests:
             raise ApiError(429, "This node has too many requests open: try again shortly.", code="rate_limit_exceeded")
+        terms = request_terms(exchange.header, self._trusted(exchange))
         body = await exchange.json_body(self._limits.body_bytes)
         request = chat_request(parse_json(body))
         self._check_model(request.model)
         name = answer_id()
-        answer = await self._node.chat().open(request, name)
+        answer = await self._node.chat().open(request, name, terms)
         async with exchange.watched(answer.abort):
             try:
                 if request.stream:
@@ -220,15 +227,17 @@ class NodeApp:
         await exchange.write(events + stream.done(), more=False)
 
     def _answer_headers(self, exchange: Exchange, request: ChatRequest, answer: Answer) -> Headers:
-        ignored = ((b"x-edge-ignored", _names(request.ignored)),) if request.ignored else ()
+        fields: Headers = ((b"x-edge-ignored", _names(request.ignored)),) if request.ignored else ()
+        if answer.prefix is not None and self._trusted(exchange):
+            fields += ((PREFIX_HEADER, answer.prefix.encode()),)
         timing = answer.timing
         if timing is None:
-            return ignored
+            return fields
         parse_s = answer.submitted - exchange.arrived
         first_s = max(0.0, self._clock() - answer.submitted - timing.queue_s - timing.prefill_s)
         terms = {"parse": parse_s, "queue": timing.queue_s, "prefill": timing.prefill_s, "first": first_s}
         value = ", ".join(f"{term};dur={seconds * 1000:.3f}" for term, seconds in terms.items())
-        return (*ignored, (TIMING_HEADER, value.encode()))
+        return (*fields, (TIMING_HEADER, value.encode()))
 
 
 def _names(names: Iterable[str]) -> bytes:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from edgeproxy.protocol.node.blocks import Prefix
+from edgeproxy.protocol.node.request import Terms
 from edgeproxy.protocol.openai.chat import FinishReason, Usage
 from edgeproxy.protocol.openai.errors import ApiError, invalid
 from edgeproxy.protocol.openai.schema import ChatRequest
@@ -53,6 +55,8 @@ class Answer:
         """When the engine got it: monotonic clock, seconds."""
         self.timing: Timing | None = None
         """Known from the first piece on."""
+        self.prefix: Prefix | None = None
+        """The prompt's full blocks, known at the same time."""
 
     async def next(self) -> Piece:
         """The next piece with text or a finish reason.
@@ -62,7 +66,7 @@ class Answer:
         while True:
             delta = await self._generation.next()
             if delta.timing is not None:
-                self.timing, self._cached = delta.timing, delta.cached
+                self.timing, self._cached, self.prefix = delta.timing, delta.cached, delta.prefix
             piece = self._read(delta)
             if piece.text or piece.finish:
                 return piece
@@ -113,14 +117,21 @@ class Chat:
         self._template = template
         self._seeds = seeds
 
-    async def open(self, request: ChatRequest, answer_id: str) -> Answer:
+    async def open(self, request: ChatRequest, answer_id: str, terms: Terms) -> Answer:
         """Starts to generate. Raises ApiError where the messages cannot be rendered or the engine has stopped."""
         if request.prompt_chars > INLINE_CHARS:
             prompt = await asyncio.to_thread(self._encode, request)
         else:
             prompt = self._encode(request)
         generation = self._engine.generate(
-            GenerationRequest(answer_id, prompt, self._sampling(request), self._max_tokens(request, len(prompt)))
+            GenerationRequest(
+                answer_id,
+                prompt,
+                self._sampling(request),
+                self._max_tokens(request, len(prompt)),
+                salt=terms.salt,
+                priority=terms.priority,
+            )
         )
         return Answer(generation, Detokenizer(self._tokenizer), request.stop, len(prompt))
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_128_digest
 
+from edgeproxy.protocol.node.blocks import BlockChange
 from engine.step import BLOCK_TOKENS
 
 TOKEN_TYPE = "I"
@@ -51,11 +52,6 @@ def extend(links: list[Link], tokens: array[int], salt: bytes) -> None:
         links.append((key, chunk))
 
 
-BlockChange = tuple[bool, bytes, bytes]
-"""A prefix became (True) or is no longer one that can be reused: its key, and the key of the block before it, empty for
-the first of a sequence."""
-
-
 @dataclass(slots=True, eq=False)
 class _Content:
     """What a block holds. Its identity stands for all tokens up to its end and their salt."""
@@ -76,7 +72,7 @@ class BlockPool:
     """Blocks 0..total-1 with reference counts and an index by content. What was freed last is taken first."""
 
     def __init__(self, total: int, changed: Callable[[BlockChange], None] = _unheard) -> None:
-        """changed: called at each addition to and removal from the index."""
+        """changed: called at each addition to and removal from the index; a sequence's first block has no parent."""
         self.total = total
         self._changed = changed
         self._free = list(reversed(range(total)))

@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from edgeproxy.protocol.node.blocks import BlockChange
 from edgeproxy.protocol.openai.errors import ApiError
 from engine.admission import Mode
 from engine.executor.base import Executor, Limits
 from engine.feed import BlockFeed
 from engine.gauges import Gauges
-from engine.kv import BlockChange, IntegrityError
+from engine.kv import IntegrityError
 from engine.scheduler import QUANTUM_S, Load, Scheduler
 from engine.sequence import Delta, GenerationRequest
 from engine.step import Finish
@@ -85,7 +87,8 @@ class Generation:
 
 
 def _join(first: Delta, then: Delta) -> Delta:
-    return Delta(first.tokens + then.tokens, then.finish, first.timing or then.timing, first.cached or then.cached)
+    told = first if first.timing else then
+    return Delta(first.tokens + then.tokens, then.finish, told.timing, told.cached, told.prefix)
 
 
 class EngineLoop:
@@ -109,7 +112,7 @@ class EngineLoop:
         self.limits: Limits = executor.limits
         self.numerics = executor.numerics
         self.gauges = Gauges()
-        self.feed = BlockFeed(executor.numerics)
+        self.feed = BlockFeed(executor.numerics, run=secrets.token_hex(8))
         self._changes: list[BlockChange] = []
         """Of the pool's index, since the event loop was told."""
         self._scheduler = Scheduler(

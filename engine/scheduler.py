@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgeproxy.protocol.node.blocks import BlockChange
 from engine import admission
 from engine.executor.base import Limits
 from engine.gauges import Gauges
-from engine.kv import BlockChange, IntegrityError
+from engine.kv import IntegrityError
 from engine.sequence import Delta, GenerationRequest, Phase, Sequence, Timing
 from engine.step import BLOCK_TOKENS, Finish, Row, RowResult, StepPlan, StepResult
 from engine.tables import Tables
@@ -301,11 +302,12 @@ class Scheduler:
         finish = row.finish
         if finish is None and sequence.generated >= sequence.request.max_tokens:
             finish = Finish.LENGTH
-        timing = None
+        timing = prefix = None
         if first and row.tokens and sequence.started is not None:
             queue_s, prefill_s = sequence.started - sequence.submitted, result.ended - sequence.started
             timing = Timing(max(0.0, queue_s), prefill_s, max(0.0, now - result.ended))
-        delta = Delta(row.tokens, finish, timing, sequence.cached if timing else 0)
+            prefix = sequence.prefix
+        delta = Delta(row.tokens, finish, timing, sequence.cached if timing else 0, prefix)
         return self._end(sequence, delta) if finish else delta
 
     # What goes.

@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
+from edgeproxy.protocol.node.blocks import Prefix
 from engine.kv import TOKEN_TYPE, Link
 from engine.step import BLOCK_TOKENS, Finish, Sampling
 
@@ -48,6 +49,8 @@ class Delta:
     """On the first delta with a token."""
     cached: int = 0
     """Prompt tokens whose KV was reused instead of computed; set beside `timing`."""
+    prefix: Prefix | None = None
+    """The prompt's full blocks, where it has any; set beside `timing`."""
 
 
 class Phase(Enum):
@@ -123,6 +126,12 @@ class Sequence:
     def has_room(self) -> bool:
         """Whether its blocks hold one more position."""
         return self.planned < len(self.blocks) * BLOCK_TOKENS
+
+    @property
+    def prefix(self) -> Prefix | None:
+        """The full blocks of the prompt, once `links` names them."""
+        blocks = len(self.request.prompt) // BLOCK_TOKENS
+        return Prefix(self.links[blocks - 1][0], blocks) if blocks else None
 
     def restart(self) -> None:
         """Nothing of it is in an executor any more: the next run begins with all tokens known by now."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from edgeproxy.protocol.node.blocks import BlockChange
 from engine.gauges import Gauges
-from engine.kv import BlockChange, BlockPool, blocks_for, extend
+from engine.kv import BlockPool, blocks_for, extend
 from engine.sequence import Sequence
 from engine.step import BLOCK_TOKENS
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kv import BlockChange, BlockPool, IntegrityError, Link, blocks_for, extend
+from edgeproxy.protocol.node.blocks import BlockChange
+from engine.kv import BlockPool, IntegrityError, Link, blocks_for, extend
 from engine.step import BLOCK_TOKENS
 
 

@@ -1,0 +1,80 @@
+"""What a proxy tells a native node of a request, beside its body: header fields that no client can set through it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgeproxy.protocol.openai.errors import ApiError, invalid
+
+SALT_HEADER = b"x-node-salt"
+"""Hex. Only requests of one salt share KV; a function of a secret and the tenant. Needs the node token."""
+PRIORITY_HEADER = b"x-node-priority"
+"""Lower runs earlier, as in vLLM's `priority`. Needs the node token."""
+BUDGET_HEADER = b"x-latency-budget-ms"
+"""Milliseconds in which the first token is of use, from the node's receipt of the request. From anybody."""
+
+MAX_SALT_BYTES = 64
+MAX_PRIORITY = 1000
+MAX_BUDGET_MS = 3_600_000
+
+_HEX = re.compile(rb"(?:[0-9a-f]{2}){1,%d}" % MAX_SALT_BYTES)
+_SIGNED = re.compile(rb"-?[0-9]{1,9}")
+_DIGITS = re.compile(rb"[0-9]{1,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which terms a node serves a request."""
+
+    salt: bytes = b""
+    """Also stands for the tenant, whom it does not name."""
+    priority: int = 0
+    budget_ms: int | None = None
+
+    def encode(self) -> list[tuple[bytes, bytes]]:
+        fields = []
+        if self.salt:
+            fields.append((SALT_HEADER, self.salt.hex().encode()))
+        if self.priority:
+            fields.append((PRIORITY_HEADER, b"%d" % self.priority))
+        if self.budget_ms is not None:
+            fields.append((BUDGET_HEADER, b"%d" % self.budget_ms))
+        return fields
+
+
+def budget_ms(value: bytes | None) -> int | None:
+    """A client's `x-latency-budget-ms`. Raises ApiError 400."""
+    if not value:
+        return None
+    if not _DIGITS.fullmatch(value) or not 0 < int(value) <= MAX_BUDGET_MS:
+        name = BUDGET_HEADER.decode()
+        raise invalid(f"{name} must be a whole number of milliseconds in [1, {MAX_BUDGET_MS}]", name, "invalid_value")
+    return int(value)
+
+
+def decode(header: Callable[[bytes], bytes], trusted: bool) -> Terms:
+    """`header`: the value of a field, empty where it is absent. `trusted`: the request carries the node token.
+
+    Raises ApiError: 403 for what only a proxy may say, 400 for what cannot be read.
+    """
+    salt, priority, budget = header(SALT_HEADER), header(PRIORITY_HEADER), header(BUDGET_HEADER)
+    if not (salt or priority or budget):
+        return _NONE
+    if (salt or priority) and not trusted:
+        raise ApiError(
+            403, f"{SALT_HEADER.decode()} and {PRIORITY_HEADER.decode()} need the node token.", code="node_token"
+        )
+    if salt and not _HEX.fullmatch(salt):
+        raise _malformed(SALT_HEADER, f"hexadecimal, at most {MAX_SALT_BYTES} bytes")
+    if priority and not (_SIGNED.fullmatch(priority) and abs(int(priority)) <= MAX_PRIORITY):
+        raise _malformed(PRIORITY_HEADER, f"a whole number in [-{MAX_PRIORITY}, {MAX_PRIORITY}]")
+    return Terms(bytes.fromhex(salt.decode()), int(priority or b"0"), budget_ms(budget))
+
+
+_NONE = Terms()
+
+
+def _malformed(field: bytes, wanted: str) -> ApiError:
+    return invalid(f"{field.decode()} must be {wanted}.", field.decode(), "invalid_value")

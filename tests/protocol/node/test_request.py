@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from edgeproxy.protocol.node.request import BUDGET_HEADER, PRIORITY_HEADER, SALT_HEADER, Terms, decode
+from edgeproxy.protocol.openai.errors import ApiError
+
+
+def read(*fields: tuple[bytes, bytes], trusted: bool = True) -> Terms:
+    return decode(lambda name: dict(fields).get(name, b""), trusted)
+
+
+@pytest.mark.parametrize("terms", [Terms(), Terms(b"\0\xff" * 16, -3, 150), Terms(priority=1000), Terms(budget_ms=1)])
+def test_terms_survive_the_wire(terms: Terms) -> None:
+    assert read(*terms.encode()) == terms
+
+
+def test_nothing_asked_is_nothing_said() -> None:
+    assert Terms().encode() == []
+
+
+@pytest.mark.parametrize("field", [(SALT_HEADER, b"aa"), (PRIORITY_HEADER, b"1"), (SALT_HEADER, b"zz")])
+def test_only_who_is_trusted_sets_salt_and_priority(field: tuple[bytes, bytes]) -> None:
+    with pytest.raises(ApiError) as raised:
+        read(field, trusted=False)
+    assert raised.value.status == 403
+
+
+def test_anybody_may_name_a_budget() -> None:
+    assert read((BUDGET_HEADER, b"150"), trusted=False).budget_ms == 150
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *((SALT_HEADER, value) for value in (b"a", b"AA", b"aa" * 65, b"\xff\xff")),
+        *((PRIORITY_HEADER, value) for value in (b"1001", b"-1001", b"1.0", b"+1", b"\xb2")),
+        *((BUDGET_HEADER, value) for value in (b"0", b"-1", b"1.5", b"3600001", b"9" * 10)),
+    ],
+)
+def test_what_cannot_be_read_is_a_400_that_names_the_field(field: tuple[bytes, bytes]) -> None:
+    with pytest.raises(ApiError) as raised:
+        read(field)
+    assert (raised.value.status, raised.value.param) == (400, field[0].decode())
