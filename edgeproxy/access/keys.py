@@ -9,6 +9,7 @@ slow down every request. The file holds no key, only hashes:
         disclose: true          # may see timings and regions (default: false)
         admin: false            # may read the admin listener from afar (default: false)
         regions: [near, far]    # may be served there only (default: everywhere)
+        priority: 0             # the best that its requests may ask for, -1000 to 1000; lower runs earlier (default: 0)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import yaml
 
 from edgeproxy.access.tenants import ANONYMOUS, Tenant
+from edgeproxy.protocol.node.request import MAX_PRIORITY
 from edgeproxy.protocol.openai.errors import ApiError
 
 PREFIX = "ek_"
@@ -31,7 +33,7 @@ MAX_FILE_BYTES = 4 * 2**20
 MAX_KEY_BYTES = 512
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_KNOWN = ("tenant", "sha256", "disclose", "admin", "regions")
+_KNOWN = ("tenant", "sha256", "disclose", "admin", "regions", "priority")
 
 
 class KeysError(ValueError):
@@ -148,6 +150,7 @@ def _entry(entry: Any, where: str) -> tuple[bytes, Tenant]:
         disclose=_flag(entry, "disclose", where),
         admin=_flag(entry, "admin", where),
         regions=_regions(entry, where),
+        priority=_priority(entry, where),
     )
 
 
@@ -155,6 +158,13 @@ def _flag(entry: dict[str, Any], name: str, where: str) -> bool:
     value = entry.get(name, False)
     if not isinstance(value, bool):
         raise KeysError(f"{where}: `{name}` is neither true nor false")
+    return value
+
+
+def _priority(entry: dict[str, Any], where: str) -> int:
+    value = entry.get("priority", 0)
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_PRIORITY:
+        raise KeysError(f"{where}: `priority` is no whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
     return value
 
 

@@ -15,6 +15,8 @@ class Tenant:
     """May read the admin listener from elsewhere than loopback."""
     regions: frozenset[str] | None = None
     """Regions that may serve it; None: all."""
+    priority: int = 0
+    """The best that its requests may ask for; lower runs earlier. Unasked they have 0, or this where it is more."""
 
 
 ANONYMOUS = Tenant("anonymous")

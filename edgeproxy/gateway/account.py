@@ -35,6 +35,8 @@ class Call:
     model: str = UNKNOWN_MODEL
     """As the configuration names it: what a client calls a model that nobody serves is logged nowhere."""
     stream: bool = False
+    to_native: Headers = field(default_factory=list)
+    """What native nodes are told of the request beside its body."""
     attempts: int = 0
     node: str | None = None
     region: str | None = None

@@ -11,14 +11,15 @@ import orjson
 
 from edgeproxy.access.tenants import Tenant
 from edgeproxy.gateway.watch import ClientGone, Receive
+from edgeproxy.protocol.node.request import MAX_PRIORITY, Terms, budget_ms
 from edgeproxy.protocol.openai.errors import ApiError, invalid
 from edgeproxy.protocol.openai.headers import media_type
 
 Scope = Mapping[str, Any]
 Fields = Mapping[bytes, bytes]
 
-REFUSED = frozenset({"cache_salt", "kv_transfer_params", "priority", "resume"})
-"""What the proxy itself tells nodes: from a client they would reach into other tenants' caches and turns."""
+REFUSED = frozenset({"cache_salt", "kv_transfer_params", "resume"})
+"""What the proxy itself tells nodes: from a client they would reach into other tenants' caches."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"via")
@@ -30,6 +31,8 @@ class ChatRequest(NamedTuple):
     body: bytes
     model: str
     stream: bool
+    priority: int | None = None
+    """As the client asked; it does not stand in `body` any more."""
 
 
 def request_id(fields: Fields, rng: Random) -> bytes:
@@ -86,7 +89,26 @@ def parse_chat(body: bytes) -> ChatRequest:
     for name in REFUSED.intersection(value):
         if value[name] is not None:
             raise invalid(f"`{name}` is not accepted from clients; leave it out", name, "unsupported_parameter")
-    return ChatRequest(body, model, bool(stream))
+    if "priority" not in value:
+        return ChatRequest(body, model, bool(stream))
+    priority = _priority(value.pop("priority"))
+    return ChatRequest(orjson.dumps(value), model, bool(stream), priority)
+
+
+def terms(tenant: Tenant, salt: bytes, priority: int | None, budget: bytes | None) -> Terms:
+    """What a native node is told of a request: its tenant's salt, and its priority as far as the tenant may have it.
+
+    Raises ApiError 400.
+    """
+    return Terms(salt, max(priority or 0, tenant.priority), budget_ms(budget))
+
+
+def _priority(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_PRIORITY:
+        raise invalid(f"`priority` must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}", "priority")
+    return value
 
 
 async def _read(receive: Receive, limit: int) -> bytes:

@@ -12,12 +12,13 @@ from edgeproxy.access.keys import Keys
 from edgeproxy.access.origin import HostCheck
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import Account, Call
-from edgeproxy.gateway.admit import Fields, may_see_details, read_chat, request_id
+from edgeproxy.gateway.admit import Fields, may_see_details, read_chat, request_id, terms
 from edgeproxy.gateway.answer import Answer, whole
 from edgeproxy.gateway.relay import Relay
 from edgeproxy.gateway.route import Router, in_turn
 from edgeproxy.gateway.watch import ClientGone, Message, Receive, Send, Watch
 from edgeproxy.observe.log import Log
+from edgeproxy.protocol.node.request import BUDGET_HEADER
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import to_node
 from edgeproxy.upstream.node import Fleet
@@ -53,6 +54,7 @@ class Gateway:
         self._log = log
         self._rest = rest
         self._rng = rng
+        self._salts = fleet.salts
         self._router = Router(fleet, rng)
         self._relay = Relay(limits, account.metrics)
 
@@ -108,6 +110,8 @@ class Gateway:
         call.disclose = may_see_details(scope, fields, tenant)
         request = await read_chat(fields, receive, self._limits.body_bytes)
         call.stream = request.stream
+        budget = fields.get(BUDGET_HEADER)
+        call.to_native = terms(tenant, self._salts.of(tenant.name), request.priority, budget).encode()
         now = monotonic()
         call.model, decision = self._router.route(request.model, tenant, now)
         with Watch(known, receive, answer.is_ended):

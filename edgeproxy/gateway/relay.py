@@ -50,7 +50,7 @@ class Relay:
             begun = monotonic()
             node.breaker.started(begun)
             try:
-                outcome = await attempt(node, [*headers, *node.headers], body, call, self._limits)
+                outcome = await attempt(node, _fields(node, headers, call), body, call, self._limits)
                 node.breaker.succeeded(monotonic())
                 await self._pass_on(node, outcome, answer, call)
                 return
@@ -133,6 +133,10 @@ class Relay:
         else:
             node.breaker.failed(now)
             node.alarm.set()  # to be probed now: whether it is down is the prober's verdict
+
+
+def _fields(node: Node, headers: Headers, call: Call) -> Headers:
+    return [*headers, *node.headers, *call.to_native] if node.native else [*headers, *node.headers]
 
 
 async def _copy(response: Response, answer: Answer) -> None:

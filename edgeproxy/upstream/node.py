@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import inf
@@ -16,6 +17,7 @@ from edgeproxy.routing.home import Home
 from edgeproxy.routing.prefix import PrefixView
 from edgeproxy.upstream.h1 import Pool, PoolLimits
 from edgeproxy.upstream.origin import Origin, parse
+from edgeproxy.upstream.salts import Salts
 
 STUCK_S = 10.0
 """Sequences run and no step for so long: the engine hangs, whatever its health endpoint says. A step takes ~10 ms."""
@@ -35,6 +37,7 @@ class Node:
         self.headers = tuple(headers)
         self.outlook = Outlook()
         self.rtt = self.outlook.rtt
+        self.native = config.kind == "native"
         self.breaker = Breaker()
         self.slot = 0
         """Its number in the fleet's prefix view."""
@@ -84,8 +87,9 @@ class Node:
 class Fleet:
     """All nodes, in the operator's order."""
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
+    def __init__(self, nodes: Iterable[Node], salts: Salts | None = None) -> None:
         self.nodes = tuple(nodes)
+        self.salts = salts or Salts(secrets.token_bytes(32))
         self.regions = tuple(dict.fromkeys(node.region for node in self.nodes))
         self.home = Home(self.regions)
         self.prefixes = PrefixView()
@@ -110,11 +114,12 @@ class Fleet:
 
         Raises ConfigError where a node's url or key cannot be used.
         """
-        return cls(
+        nodes = [
             _node(node, region.name, config, token, (origins or {}).get(node.name))
             for region in config.regions
             for node in region.nodes
-        )
+        ]
+        return cls(nodes, Salts(token.encode("ascii")))
 
     @property
     def models(self) -> tuple[str, ...]:

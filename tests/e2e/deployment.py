@@ -97,14 +97,18 @@ def free_ports(count: int) -> list[int]:
             item.close()
 
 
-def start(folder: Path, *, near: int | None = None) -> Deployment:
-    """Starts a proxy with the regions `near` and `far` (40 ms away) and returns once both nodes answer."""
+def start(folder: Path, *, near: int | None = None, more: str = "") -> Deployment:
+    """Starts a proxy with the regions `near` and `far` (40 ms away) and returns once both nodes answer.
+
+    more: further lines of its regions.yaml.
+    """
     http, https, admin, far, free = free_ports(5)
     near = near or free
     config = folder / "regions.yaml"
     config.write_text(
         f"""
 listen: {{http: "127.0.0.1:{http}", https: "127.0.0.1:{https}", admin: "127.0.0.1:{admin}"}}
+{more}
 regions:
   near:
     nodes:

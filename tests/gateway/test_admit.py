@@ -35,7 +35,9 @@ from tests.gateway.drive import ask, chat, edge
         (b'{"model": "ok", "stream": 1}', "stream"),
         (b'{"model": "ok", "cache_salt": "other-tenant"}', "cache_salt"),
         (b'{"model": "ok", "kv_transfer_params": {}}', "kv_transfer_params"),
-        (b'{"model": "ok", "priority": -5}', "priority"),
+        (b'{"model": "ok", "priority": "high"}', "priority"),
+        (b'{"model": "ok", "priority": true}', "priority"),
+        (b'{"model": "ok", "priority": -1001}', "priority"),
         (b'{"model": "ok", "resume": {"ids": [1]}}', "resume"),
     ],
 )
