@@ -66,7 +66,7 @@ def measure(executor: Executor, runs: int) -> Iterator[Result]:
             for count in STREAMS
         ),
     ]
-    if LONG_CONTEXT + DECODED < limits.context:
+    if limits.context > LONG_CONTEXT + DECODED:
         cases.append((f"decode at {LONG_CONTEXT}", lambda: bench.decode(1, LONG_CONTEXT)))
         cases.append((f"prompt, {REUSED} of {REUSED + WARM_SUFFIX} in the pool", bench.warm))
     bench.prefill(limits.step_tokens)  # warm

