@@ -89,6 +89,8 @@ class GatewayLimits:
     """A node that sent nothing for this long has failed."""
     stall_s: float = 60.0
     """A stream without an event for this long has failed."""
+    resume_after_s: float = 10.0
+    """A native node's stream without an event for this long goes on at another node, if one computes alike."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,7 @@ def _limits(node: _Node) -> GatewayLimits:
         "attempts": lambda n: n.count(1, 16),
         "first_byte_s": lambda n: n.number(0.1, 3600),
         "stall_s": lambda n: n.number(0.1, 3600),
+        "resume_after_s": lambda n: n.number(0.1, 3600),
     }
     return GatewayLimits(**{name: readers[name](item) for name, item in node.mapping(readers).items()})
 

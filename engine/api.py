@@ -9,17 +9,19 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
 from edgeproxy.protocol.node.blocks import PREFIX_HEADER
 from edgeproxy.protocol.node.report import REPORT_HEADER, TIMING_HEADER, TOKEN_HEADER, NodeState
 from edgeproxy.protocol.node.request import decode as request_terms
+from edgeproxy.protocol.node.resume import FIELD, STREAM_HEADER, Resume, decode_resume, encode_note
 from edgeproxy.protocol.openai.chat import Completion, CompletionStream, error_event, model_list, model_view
-from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.protocol.openai.errors import ApiError, invalid
 from edgeproxy.protocol.openai.schema import ChatRequest, chat_request, parse_json
 from edgeproxy.protocol.openai.sse import MEDIA_TYPE
-from engine.chat import Answer, answer_id, created
+from engine.chat import Answer, Opening, Piece, answer_id, created
 from engine.feed import TooManyReaders
 from engine.hosts import Hosts
 from engine.http import JSON, ClientGone, Exchange, Headers, Receive, Scope, Send
@@ -179,19 +181,32 @@ class NodeApp:
         if self._busy > self._limits.requests:
             raise ApiError(429, "This node has too many requests open: try again shortly.", code="rate_limit_exceeded")
         terms = request_terms(exchange.header, self._trusted(exchange))
-        body = await exchange.json_body(self._limits.body_bytes)
-        request = chat_request(parse_json(body))
+        value = parse_json(await exchange.json_body(self._limits.body_bytes))
+        resume = self._resume(exchange, value.pop(FIELD, None))
+        request = chat_request(value)
+        if resume is not None and not request.stream:
+            raise invalid("only streams can be resumed.", FIELD, "invalid_parameter_combination")
         self._check_model(request.model)
         name = answer_id()
-        answer = await self._node.chat().open(request, name, terms)
+        answer = await self._node.chat().open(request, name, terms, resume)
         async with exchange.watched(answer.abort):
             try:
                 if request.stream:
-                    await self._stream(exchange, request, answer, name)
+                    await self._stream(exchange, request, answer, name, resume)
                 else:
                     await self._whole(exchange, request, answer, name)
             finally:
                 answer.abort()
+
+    def _resume(self, exchange: Exchange, value: Any) -> Resume | None:
+        """Raises ApiError: 403 to others than the proxy, 400."""
+        if value is None:
+            return None
+        self._check_token(exchange)
+        try:
+            return decode_resume(value)
+        except ValueError as error:
+            raise invalid(f"'{FIELD}' {error}.", FIELD, "invalid_value") from error
 
     async def _whole(self, exchange: Exchange, request: ChatRequest, answer: Answer, name: str) -> None:
         completion = Completion(name, created(), request.model, self._node.numerics)
@@ -203,28 +218,43 @@ class NodeApp:
             text += piece.text
         await exchange.respond(200, completion.whole(text, piece.finish, answer.usage()), headers)
 
-    async def _stream(self, exchange: Exchange, request: ChatRequest, answer: Answer, name: str) -> None:
+    async def _stream(
+        self, exchange: Exchange, request: ChatRequest, answer: Answer, name: str, resume: Resume | None
+    ) -> None:
         """Status and headers wait for the first piece, so that a refusal still has its own status."""
-        stream = CompletionStream(name, created(), request.model, self._node.numerics, request.include_usage)
+        name, since = (name, created()) if resume is None else (resume.id, resume.created)
+        stream = CompletionStream(name, since, request.model, self._node.numerics, request.include_usage)
+        notes = self._notes(exchange, answer, resume)
         piece = await answer.next()
         await exchange.start(200, (*STREAM, *self._answer_headers(exchange, request, answer)))
-        events = stream.role()
+        events = stream.role() if resume is None else b""
         while True:
+            if notes is not None:
+                events += notes.before(piece)
             if piece.text:
                 events += stream.text(piece.text)
             if piece.finish is not None:
                 break
-            await exchange.write(events, more=True)
+            if events:
+                await exchange.write(events, more=True)
             try:
                 piece = await answer.next()
             except ApiError as error:
                 await exchange.write(error_event(error), more=False)
                 return
             events = b""
-        events += stream.finish(piece.finish)
+        if resume is None or not resume.finished:
+            events += stream.finish(piece.finish)
         if request.include_usage:
             events += stream.usage(answer.usage())
         await exchange.write(events + stream.done(), more=False)
+
+    def _notes(self, exchange: Exchange, answer: Answer, resume: Resume | None) -> Notes | None:
+        """For the proxy alone: a seed and token ids tell more of a text than the client is to know."""
+        if not exchange.header(STREAM_HEADER):
+            return None
+        self._check_token(exchange)
+        return Notes(answer.opening) if resume is None else Notes(None, resume.chars)
 
     def _answer_headers(self, exchange: Exchange, request: ChatRequest, answer: Answer) -> Headers:
         fields: Headers = ((b"x-edge-ignored", _names(request.ignored)),) if request.ignored else ()
@@ -238,6 +268,21 @@ class NodeApp:
         terms = {"parse": parse_s, "queue": timing.queue_s, "prefill": timing.prefill_s, "first": first_s}
         value = ", ".join(f"{term};dur={seconds * 1000:.3f}" for term, seconds in terms.items())
         return (*fields, (TIMING_HEADER, value.encode()))
+
+
+class Notes:
+    """The comment lines of one stream (`edgeproxy.protocol.node.resume`)."""
+
+    def __init__(self, opening: Opening | None, chars: int = 0) -> None:
+        """`opening`: of a stream that begins here. `chars`: what the client has got of one that does not."""
+        self._opening = opening
+        self._chars = chars
+
+    def before(self, piece: Piece) -> bytes:
+        opening, self._opening = self._opening, None
+        line = encode_note(self._chars, piece.ids, opening)
+        self._chars += len(piece.text)
+        return line
 
 
 def _names(names: Iterable[str]) -> bytes:

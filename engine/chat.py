@@ -6,11 +6,12 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 from edgeproxy.protocol.node.blocks import Prefix
 from edgeproxy.protocol.node.request import Terms
+from edgeproxy.protocol.node.resume import Resume
 from edgeproxy.protocol.openai.chat import FinishReason, Usage
 from edgeproxy.protocol.openai.errors import ApiError, invalid
 from edgeproxy.protocol.openai.schema import ChatRequest
@@ -37,21 +38,68 @@ class Piece:
 
     text: str
     finish: FinishReason | None = None
+    ids: tuple[int, ...] = ()
+    """The tokens that were read for it; their text may still be held back."""
+
+
+class Opening(NamedTuple):
+    """What was decided for a request, and what a node that resumes it must be told."""
+
+    seed: int
+    max_tokens: int
+
+
+class Reader:
+    """Tokens to text: never half a character, nothing of a stop string, and nothing after one."""
+
+    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], skip: int = 0) -> None:
+        """`skip`: characters of text that the client has got already."""
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stops)
+        self._skip = skip
+        self.tokens = 0
+        """Read so far. Counts the token that ended the answer, but none sampled after a stop string."""
+
+    def read(self, tokens: tuple[int, ...]) -> Piece:
+        text = ""
+        for count, token in enumerate(tokens, 1):  # one by one: what follows a stop string is neither shown nor counted
+            self.tokens += 1
+            text += self._stops.push(self._detokenizer.push((token,)))
+            if self._stops.found:
+                return Piece(self._new(text), "stop", tokens[:count])
+        return Piece(self._new(text), None, tokens)
+
+    def end(self, piece: Piece, finish: FinishReason) -> Piece:
+        """The last piece, with what was held back."""
+        text = self._stops.push(self._detokenizer.finish())
+        text += self._stops.finish()
+        return Piece(piece.text + self._new(text), "stop" if self._stops.found else finish, piece.ids)
+
+    def _new(self, text: str) -> str:
+        new = text[self._skip :]
+        self._skip -= len(text) - len(new)
+        return new
 
 
 class Answer:
     """One generation as text. `next` until a piece has a finish reason; `abort` at any time."""
 
     def __init__(
-        self, generation: Generation, detokenizer: Detokenizer, stops: tuple[str, ...], prompt_tokens: int
+        self,
+        generation: Generation | None,
+        reader: Reader,
+        opening: Opening,
+        prompt_tokens: int,
+        replayed: Piece | None = None,
     ) -> None:
+        """`replayed`: what another node sampled, read again; with a finish reason where nothing is left to generate."""
         self._generation = generation
-        self._detokenizer = detokenizer
-        self._stops = StopStrings(stops)
+        self._reader = reader
+        self.opening = opening
         self._prompt_tokens = prompt_tokens
-        self._completion_tokens = 0
+        self._replayed = replayed
         self._cached = 0
-        self.submitted = generation.submitted
+        self.submitted = generation.submitted if generation is not None else 0.0
         """When the engine got it: monotonic clock, seconds."""
         self.timing: Timing | None = None
         """Known from the first piece on."""
@@ -59,47 +107,49 @@ class Answer:
         """The prompt's full blocks, known at the same time."""
 
     async def next(self) -> Piece:
-        """The next piece with text or a finish reason.
+        """The next piece with tokens or a finish reason; its text may be empty.
 
         Raises ApiError where the engine refused the request, failed at it, or was told to abort it.
         """
+        if self._generation is None:
+            assert self._replayed is not None
+            return self._replayed
         while True:
             delta = await self._generation.next()
             if delta.timing is not None:
-                self.timing, self._cached, self.prefix = delta.timing, delta.cached, delta.prefix
+                # A resumed answer finds the KV of its own tokens too: those are no part of the prompt.
+                self.timing, self._cached = delta.timing, min(delta.cached, self._prompt_tokens)
+                self.prefix = delta.prefix
             piece = self._read(delta)
-            if piece.text or piece.finish:
-                return piece
+            if piece.ids or piece.finish:
+                return self._with_replayed(piece)
 
     def abort(self) -> None:
-        self._generation.abort()
+        if self._generation is not None:
+            self._generation.abort()
 
     def usage(self) -> Usage:
-        """So far. Counts the token that ended the answer, but none sampled after a stop string."""
-        return Usage(self._prompt_tokens, self._completion_tokens, self._cached)
+        """So far."""
+        return Usage(self._prompt_tokens, self._reader.tokens, self._cached)
 
     def _read(self, delta: Delta) -> Piece:
-        text = ""
-        for token in delta.tokens:  # one by one: what follows a stop string is neither shown nor counted
-            self._completion_tokens += 1
-            text += self._stops.push(self._detokenizer.push((token,)))
-            if self._stops.found:
-                self.abort()
-                return Piece(text, "stop")
+        piece = self._reader.read(delta.tokens)
+        if piece.finish:
+            self.abort()
+            return piece
         match delta.finish:
             case None:
-                return Piece(text)
+                return piece
             case Finish.STOP | Finish.LENGTH:
-                return self._end(text, "stop" if delta.finish is Finish.STOP else "length")
+                return self._reader.end(piece, "stop" if delta.finish is Finish.STOP else "length")
             case Finish.ABORT:
                 raise ApiError(503, "This node ended the request: try another node.", code="aborted")
             case Finish.ERROR:
                 raise ApiError(500, "The engine failed at this request: try another node.", code="engine_failed")
 
-    def _end(self, text: str, finish: FinishReason) -> Piece:
-        text += self._stops.push(self._detokenizer.finish())
-        text += self._stops.finish()
-        return Piece(text, "stop" if self._stops.found else finish)
+    def _with_replayed(self, piece: Piece) -> Piece:
+        replayed, self._replayed = self._replayed, None
+        return piece if replayed is None else replace(piece, text=replayed.text + piece.text)
 
 
 class Chat:
@@ -117,23 +167,50 @@ class Chat:
         self._template = template
         self._seeds = seeds
 
-    async def open(self, request: ChatRequest, answer_id: str, terms: Terms) -> Answer:
-        """Starts to generate. Raises ApiError where the messages cannot be rendered or the engine has stopped."""
+    async def open(self, request: ChatRequest, answer_id: str, terms: Terms, resume: Resume | None = None) -> Answer:
+        """Starts to generate, or to generate on from where another node ended.
+
+        Raises ApiError where the messages cannot be rendered, the engine has stopped or computes otherwise than the
+        node that is to be resumed.
+        """
+        self._check(resume)
         if request.prompt_chars > INLINE_CHARS:
             prompt = await asyncio.to_thread(self._encode, request)
         else:
             prompt = self._encode(request)
-        generation = self._engine.generate(
-            GenerationRequest(
-                answer_id,
-                prompt,
-                self._sampling(request),
-                self._max_tokens(request, len(prompt)),
-                salt=terms.salt,
-                priority=terms.priority,
+        sampling = self._sampling(request, resume)
+        most = self._max_tokens(request, len(prompt)) if resume is None else resume.max_tokens
+        reader = Reader(Detokenizer(self._tokenizer), request.stop, resume.chars if resume is not None else 0)
+        ids: tuple[int, ...] = ()
+        replayed: Piece | None = None
+        if resume is not None and resume.ids:
+            ids, replayed = resume.ids, self._replay(resume, reader, sampling)
+        generation = None
+        if replayed is None or not replayed.finish:
+            generation = self._engine.generate(
+                GenerationRequest(
+                    answer_id, prompt + ids, sampling, most - len(ids), salt=terms.salt, priority=terms.priority
+                )
             )
-        )
-        return Answer(generation, Detokenizer(self._tokenizer), request.stop, len(prompt))
+        return Answer(generation, reader, Opening(sampling.seed, most), len(prompt), replayed)
+
+    def _check(self, resume: Resume | None) -> None:
+        if resume is None:
+            return
+        if resume.numerics != self._engine.numerics:
+            raise ApiError(
+                409, "This node computes otherwise than the one to be resumed: ask one of equal numerics.", "numerics"
+            )
+        if any(token >= self._engine.limits.vocab for token in resume.ids):
+            raise invalid("'resume.ids' has tokens that this model does not have.", "resume", "invalid_value")
+
+    def _replay(self, resume: Resume, reader: Reader, sampling: Sampling) -> Piece:
+        piece = reader.read(resume.ids)
+        if piece.finish:
+            return piece
+        if resume.ids[-1] in sampling.stop_ids:
+            return reader.end(piece, "stop")
+        return reader.end(piece, "length") if len(resume.ids) >= resume.max_tokens else piece
 
     def _encode(self, request: ChatRequest) -> tuple[int, ...]:
         messages: list[dict[str, Any]] = [asdict(message) for message in request.messages]
@@ -145,12 +222,14 @@ class Chat:
             raise invalid("The chat template made no tokens of these messages.", "messages", "invalid_messages")
         return prompt
 
-    def _sampling(self, request: ChatRequest) -> Sampling:
+    def _sampling(self, request: ChatRequest, resume: Resume | None) -> Sampling:
+        """The random number of a token depends on the seed and its position alone, so a resumed one gets the same."""
+        given = request.seed if resume is None else resume.seed
         return Sampling(
             temperature=request.temperature,
             top_p=max(request.top_p, LEAST_TOP_P),
             top_k=min(request.top_k, self._engine.limits.vocab),
-            seed=(self._seeds() if request.seed is None else request.seed) % 2**64,
+            seed=(self._seeds() if given is None else given) % 2**64,
             stop_ids=() if request.ignore_eos else tuple(self._tokenizer.eos_ids),
         )
 

@@ -53,6 +53,7 @@ class FakeNode:
     ready: bool = True
     overrides: dict[str, str] = field(default_factory=dict)
     """Model name -> the behaviour that this node shows for it, instead of the one so named."""
+    numerics: str = "n"
     blocked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while a behaviour waits for its peer to read."""
     _server: asyncio.Server | None = None
@@ -173,9 +174,12 @@ class Exchange:
         await asyncio.Event().wait()
 
     async def report(self) -> None:
+        await self.whole(200 if self.node.ready else 503, b"{}", [*JSON, self.report_header()])
+
+    def report_header(self) -> tuple[bytes, bytes]:
         state = NodeState.READY if self.node.ready else NodeState.WARMING
-        report = NodeReport(state, "fake", "n", 0, 0, 0, 100, 100, 0, 16, 1000.0, 1.0, 1, 0.0)
-        await self.whole(200 if self.node.ready else 503, b"{}", [*JSON, (REPORT_HEADER, report.encode())])
+        report = NodeReport(state, "fake", self.node.numerics, 0, 0, 0, 100, 100, 0, 16, 1000.0, 1.0, 1, 0.0)
+        return REPORT_HEADER, report.encode()
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:

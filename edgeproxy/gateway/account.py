@@ -52,6 +52,8 @@ class Call:
     """The node's own (`budget.NODE_TERMS`), in seconds."""
     failures: tuple[str, ...] = ()
     """`node: reason` of each attempt that failed."""
+    resumes: int = 0
+    """How often another node went on with its stream."""
     status: int = 0
     code: str | None = None
     ending: Ending | None = None
@@ -126,6 +128,7 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
         "node": call.node,
         "attempts": call.attempts,
         "failures": call.failures,
+        "resumes": call.resumes,
         "client_s": call.client_rtt_s,
         "rtt_s": ledger.rtt,
         "edge_s": ledger.edge,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from random import Random
 from time import monotonic
 from typing import Any
@@ -14,14 +14,14 @@ from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import Account, Call
 from edgeproxy.gateway.admit import Fields, may_see_details, read_chat, request_id, terms
 from edgeproxy.gateway.answer import Answer, whole
-from edgeproxy.gateway.relay import Relay
+from edgeproxy.gateway.relay import Relay, Request
 from edgeproxy.gateway.route import Router, in_turn
 from edgeproxy.gateway.watch import ClientGone, Message, Receive, Send, Watch
 from edgeproxy.observe.log import Log
 from edgeproxy.protocol.node.request import BUDGET_HEADER
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import to_node
-from edgeproxy.upstream.node import Fleet
+from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.wire.ingress import Ingress, ingress
 
 Scope = MutableMapping[str, Any]
@@ -117,8 +117,14 @@ class Gateway:
         with Watch(known, receive, answer.is_ended):
             if request.stream:
                 answer.hold(self._limits.hold_headers_s)
-            headers = to_node(fields, call.request_id)
-            await self._relay.run(in_turn(decision, now), headers, request.body, answer, call)
+
+            def again() -> Iterator[Node]:
+                """The choice as it would fall now."""
+                now = monotonic()
+                return in_turn(self._router.route(request.model, tenant, now)[1], now)
+
+            sent = Request(to_node(fields, call.request_id), request.body, again)
+            await self._relay.run(in_turn(decision, now), sent, answer, call)
 
     async def _other(self, scope: Scope, fields: Fields, receive: Receive, answer: Answer) -> None:
         self._hosts.check(fields.get(b"host"))

@@ -51,9 +51,14 @@ class Begun:
     response: Response
     headers: Headers
     held: bytes
+    """Of a body that is passed on unseen."""
+    events: list[Event]
+    """So far, of one that is read."""
     parser: SseParser | None
     """None: a body that is passed on unseen, because it is coded, or too large to hold."""
     recent: deque[Event]
+    numerics: str | None = None
+    """Of a native node's stream: which others can go on with it."""
 
 
 async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits: GatewayLimits) -> Whole | Begun:
@@ -61,6 +66,7 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
     try:
         response = await node.pool.request(b"POST", CHAT, headers, body)
         node.observe(response.headers, response.first_byte_at)
+        numerics = node.numerics  # now: while we wait, probes look again
         try:
             outcome = await _outcome(response, call, limits)
         except BaseException:
@@ -71,6 +77,8 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
     except SseError as error:
         raise Failed("malformed", _gateway_error("the node sent an event that is too long")) from error
     call.sent_at = response.sent_at
+    if isinstance(outcome, Begun):
+        outcome.numerics = numerics
     return outcome
 
 
@@ -96,13 +104,13 @@ async def _until_content(response: Response, readable: bool, call: Call, limits:
     if not readable:
         held = await response.read()
         call.first_at = monotonic()
-        return Begun(response, headers, held, None, recent)
-    parser, held_events, size = SseParser(), list[bytes](), 0
+        return Begun(response, headers, held, [], None, recent)
+    parser, events, size = SseParser(), list[Event](), 0
     while data := await response.read():
         size += len(data)
         shown = False
         for event in parser.feed(data):
-            held_events.append(event.raw)
+            events.append(event)
             if not event.comment:
                 recent.append(event)
                 refused = _refusal(event) if not shown else None
@@ -112,7 +120,7 @@ async def _until_content(response: Response, readable: bool, call: Call, limits:
                 shown = shown or _shows(event)
         if shown:
             call.first_at = monotonic()
-            return Begun(response, headers, b"".join(held_events), parser, recent)
+            return Begun(response, headers, b"", events, parser, recent)
         if size > MAX_HELD_BYTES:
             raise Failed("malformed", _gateway_error("the node sent too much before its first content"))
         if monotonic() - response.sent_at > limits.first_byte_s:
@@ -127,7 +135,7 @@ async def _whole(response: Response, readable: bool, call: Call) -> Whole | Begu
         size += len(data)
         if size > MAX_WHOLE_BYTES:
             call.first_at = monotonic()
-            return Begun(response, to_client(response.headers), b"".join(pieces), None, deque())
+            return Begun(response, to_client(response.headers), b"".join(pieces), [], None, deque())
     body = b"".join(pieces)
     if readable:
         try:

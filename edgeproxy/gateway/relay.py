@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from time import monotonic
+from types import TracebackType
 
 from edgeproxy.config import GatewayLimits
-from edgeproxy.gateway.account import Call, Ending, ending_of_stream
+from edgeproxy.gateway.account import Call, Ending
 from edgeproxy.gateway.answer import Answer, Whole, whole
 from edgeproxy.gateway.attempt import Begun, Failed, attempt
+from edgeproxy.gateway.pump import Broken, Pump, Quiet
+from edgeproxy.gateway.resume import Candidates, go_on, successors
+from edgeproxy.gateway.transcript import Transcript
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import Headers
-from edgeproxy.protocol.openai.sse import DONE, SseError, SseParser
-from edgeproxy.upstream.h1 import Response, UpstreamError
+from edgeproxy.upstream.h1 import Response
 from edgeproxy.upstream.node import Node
 
 HOLD_OFF_S = 1.0
@@ -22,23 +28,48 @@ HOLD_OFF_S = 1.0
 MAX_HOLD_OFF_S = 60.0
 
 
-class Broken(Exception):
-    """A stream that had begun did not come to its end. `reason` becomes a label."""
+class Place:
+    """The one request that counts as in flight at a node, wherever it goes."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    __slots__ = ("node",)
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def __enter__(self) -> Place:
+        self.node.in_flight += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.node.in_flight -= 1
+
+    def move(self, node: Node) -> None:
+        self.node.in_flight -= 1
+        self.node = node
+        node.in_flight += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What goes to nodes: to one, and to another where that fails."""
+
+    headers: Headers
+    """Beside the nodes' own credentials."""
+    body: bytes
+    again: Candidates
 
 
 class Relay:
-    """Between the nodes and one client: retries while nothing has been said, and no longer."""
+    """Between the nodes and one client: retries while nothing has been said, and has the stream gone on with after."""
 
     def __init__(self, limits: GatewayLimits, metrics: Metrics) -> None:
         self._limits = limits
         self._metrics = metrics
 
-    async def run(self, nodes: Iterator[Node], headers: Headers, body: bytes, answer: Answer, call: Call) -> None:
-        """`nodes` in the order in which they are to be tried, `headers` what they get beside their own credentials.
+    async def run(self, nodes: Iterator[Node], request: Request, answer: Answer, call: Call) -> None:
+        """`nodes` in the order in which they are to be tried.
 
         Raises ClientGone; UpstreamError where nothing but a cut can tell of a failure; every other end is an answer.
         """
@@ -46,87 +77,108 @@ class Relay:
         for node in islice(nodes, self._limits.attempts):
             call.attempts += 1
             call.node, call.region, call.rtt_s = node.name, node.region, node.rtt.srtt
-            node.in_flight += 1
             begun = monotonic()
-            node.breaker.started(begun)
-            try:
-                outcome = await attempt(node, _fields(node, headers, call), body, call, self._limits)
-                node.breaker.succeeded(monotonic())
-                await self._pass_on(node, outcome, answer, call)
-                return
-            except Failed as failed:
-                self._note(node, failed, call)
-                call.lost_s += monotonic() - begun
-                if told is None or (failed.busy and told.status != 429):
-                    told = failed.answer
-            except BaseException:
-                node.breaker.abandoned()
-                raise
-            finally:
-                node.in_flight -= 1
+            with Place(node) as place:
+                try:
+                    outcome = await self._attempt(node, request, request.body, call)
+                except Failed as failed:
+                    call.failures += (f"{node.name}: {failed.reason}",)
+                    call.lost_s += monotonic() - begun
+                    if told is None or (failed.busy and told.status != 429):
+                        told = failed.answer
+                else:
+                    await self._pass_on(place, outcome, request, answer, call)
+                    return
         answer.fields += call.disclosure()
         told = told or whole(_no_node())
         call.code = told.code
         await answer.give(told)
 
-    async def _pass_on(self, node: Node, outcome: Whole | Begun, answer: Answer, call: Call) -> None:
+    async def _attempt(self, node: Node, request: Request, body: bytes, call: Call) -> Whole | Begun:
+        """Raises Failed, which the node's breaker and the metrics then know of."""
+        node.breaker.started(monotonic())
+        try:
+            outcome = await attempt(node, _fields(node, request.headers, call), body, call, self._limits)
+        except Failed as failed:
+            self._note(node, failed)
+            raise
+        except BaseException:
+            node.breaker.abandoned()
+            raise
+        node.breaker.succeeded(monotonic())
+        return outcome
+
+    async def _pass_on(
+        self, place: Place, outcome: Whole | Begun, request: Request, answer: Answer, call: Call
+    ) -> None:
         answer.fields += call.disclosure()
         if isinstance(outcome, Whole):
             await answer.give(outcome)
             return
-        try:
-            await answer.begin(outcome.headers, outcome.held)
-            if outcome.parser is None:
+        if outcome.parser is None:
+            with closing(outcome.response):
+                await answer.begin(outcome.headers, outcome.held)
                 await _copy(outcome.response, answer)
-            else:
-                call.ending = await self._pump(outcome, outcome.parser, answer)
-            await answer.end()
-        except Broken as broken:
-            node.breaker.failed(monotonic())
-            self._metrics.failed(node.name, broken.reason)
-            call.code = "upstream_failed"
-            call.failures += (f"{node.name}: {broken.reason}",)
-            await answer.give(whole(_broken()))
-        finally:
-            outcome.response.close()
-
-    async def _pump(self, begun: Begun, parser: SseParser, answer: Answer) -> Ending:
-        """Passes on whole events only: what a node's death leaves of one is of no use, and would spoil the error that
-        follows. Raises Broken."""
-        response, recent = begun.response, begun.recent
-        heard = monotonic()
+                await answer.end()
+            return
         try:
-            while data := await response.read():
-                events = parser.feed(data)
-                if not events:
-                    continue
-                await answer.write(b"".join([event.raw for event in events]))
-                said = [event for event in events if not event.comment]
-                if said:
-                    recent.extend(said)
-                    heard = monotonic()
-                elif monotonic() - heard > self._limits.stall_s:
-                    raise Broken("stalled_late")
-        except SseError as error:
-            raise Broken("malformed_late") from error
-        except UpstreamError as error:
-            ended = ending_of_stream(recent)
-            if not ended.finished:
-                raise Broken("cut_late") from error
-            return ended
-        ended = ending_of_stream(recent)
-        # A server may leave out the last empty line. Without a word of the end, the tail is what a death left over.
-        if not ended.finished and DONE not in parser.tail:
-            raise Broken("cut_late")
-        if parser.tail:
-            await answer.write(parser.tail)
-        return ended
+            call.ending = await self._stream(place, outcome, request, answer, call)
+            await answer.end()
+        except Broken:
+            call.code = "upstream_failed"
+            await answer.give(whole(_broken()))
 
-    def _note(self, node: Node, failed: Failed, call: Call) -> None:
+    async def _stream(self, place: Place, begun: Begun, request: Request, answer: Answer, call: Call) -> Ending:
+        """To the stream's end, over as many nodes as it takes. Raises Broken where no other goes on with it."""
+        transcript = Transcript(begun.numerics)
+        while True:
+            try:
+                with closing(begun.response):
+                    return await self._pump(place.node, begun, transcript, request, answer)
+            except Broken as broken:
+                self._broke(place.node, broken.reason, call)
+                found = await self._successor(place, transcript, request, call)
+                if found is None:
+                    if broken.ending is not None:
+                        return broken.ending
+                    raise
+                begun = found
+
+    async def _pump(self, node: Node, begun: Begun, transcript: Transcript, request: Request, answer: Answer) -> Ending:
+        def stalled() -> bool:
+            if transcript.resume() is None or next(successors(transcript, node, request.again()), None) is None:
+                return False
+            begun.response.close()
+            return True
+
+        assert begun.parser is not None
+        quiet = Quiet(inf if begun.numerics is None else self._limits.resume_after_s, stalled)
+        return await Pump(begun, begun.parser, transcript, answer, self._limits.stall_s).run(quiet)
+
+    async def _successor(self, place: Place, transcript: Transcript, request: Request, call: Call) -> Begun | None:
+        """Another node's stream, of which the client has got nothing yet."""
+
+        async def send(node: Node, body: bytes, unseen: Call) -> Whole | Begun:
+            place.move(node)
+            return await self._attempt(node, request, body, unseen)
+
+        if transcript.resume() is None:
+            return None
+        found = await go_on(transcript, request.body, place.node, request.again, send, call)
+        self._metrics.resumed("failed" if found is None else "exact")
+        if found is not None:
+            call.node, call.region = place.node.name, place.node.region
+        return found
+
+    def _broke(self, node: Node, reason: str, call: Call) -> None:
+        node.breaker.failed(monotonic())
+        node.alarm.set()
+        self._metrics.failed(node.name, reason)
+        call.failures += (f"{node.name}: {reason}",)
+
+    def _note(self, node: Node, failed: Failed) -> None:
         now = monotonic()
-        name = node.name
-        call.failures += (f"{name}: {failed.reason}",)
-        self._metrics.failed(name, failed.reason)
+        self._metrics.failed(node.name, failed.reason)
         if failed.busy:
             node.breaker.hold_off(min(failed.retry_after_s or HOLD_OFF_S, MAX_HOLD_OFF_S), now)
             node.breaker.succeeded(now)
@@ -136,7 +188,7 @@ class Relay:
 
 
 def _fields(node: Node, headers: Headers, call: Call) -> Headers:
-    return [*headers, *node.headers, *call.to_native] if node.native else [*headers, *node.headers]
+    return [*headers, *node.chat_headers, *call.to_native] if node.native else [*headers, *node.headers]
 
 
 async def _copy(response: Response, answer: Answer) -> None:

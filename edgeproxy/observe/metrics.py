@@ -70,6 +70,7 @@ class Metrics:
         self._first_token: dict[str, _Histogram] = {}
         self._edge = _Histogram(EDGE_EDGES)
         self._disconnects = 0
+        self._resumes: dict[str, int] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Families(self._families))
 
@@ -89,6 +90,10 @@ class Metrics:
     def failed(self, node: str, reason: str) -> None:
         key = (node, reason)
         self._failures[key] = self._failures.get(key, 0) + 1
+
+    def resumed(self, outcome: str) -> None:
+        """`outcome`: exact, approximate or failed."""
+        self._resumes[outcome] = self._resumes.get(outcome, 0) + 1
 
     def disconnected(self) -> None:
         self._disconnects += 1
@@ -122,9 +127,14 @@ class Metrics:
         disconnects = CounterMetricFamily(
             "edgeproxy_client_disconnects", "Clients that left before the end of their answer", self._disconnects
         )
+        resumes = CounterMetricFamily(
+            "edgeproxy_resumes", "Streams whose node broke off, and whether another went on", labels=["outcome"]
+        )
+        for outcome, count in self._resumes.items():
+            resumes.add_metric([outcome], count)
         build = GaugeMetricFamily("edgeproxy_build_info", "Constant 1", labels=["version"])
         build.add_metric([self._version], 1)
-        yield from (requests, failures, first_token, edge, disconnects, build)
+        yield from (requests, failures, first_token, edge, disconnects, resumes, build)
         yield from _fleet(list(self._nodes()))
 
 

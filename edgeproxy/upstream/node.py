@@ -11,6 +11,7 @@ from math import inf
 
 from edgeproxy.config import Config, ConfigError, GatewayLimits, NodeConfig
 from edgeproxy.protocol.node.report import REPORT_HEADER, TOKEN_HEADER, NodeReport, decode
+from edgeproxy.protocol.node.resume import STREAM_HEADER
 from edgeproxy.routing.breaker import Breaker
 from edgeproxy.routing.forecast import Outlook
 from edgeproxy.routing.home import Home
@@ -35,6 +36,8 @@ class Node:
         self.region = region
         self.pool = pool
         self.headers = tuple(headers)
+        self.chat_headers = (*self.headers, (STREAM_HEADER, b"1")) if config.kind == "native" else self.headers
+        """Of a chat request: a native node is asked for what a resume of its stream needs."""
         self.outlook = Outlook()
         self.rtt = self.outlook.rtt
         self.native = config.kind == "native"
@@ -67,6 +70,13 @@ class Node:
                 if report.step_counter != self._step or not report.running:
                     self._step, self._step_since = report.step_counter, now
                 return
+
+    @property
+    def numerics(self) -> str | None:
+        """Equal on nodes that continue each other's streams exactly; None where it is not known."""
+        if self.config.kind != "native" or self.report is None:
+            return None
+        return self.report.numerics or None
 
     def stuck(self, now: float) -> bool:
         """Its last report runs sequences, and no step was made since a report STUCK_S ago."""

@@ -1,0 +1,72 @@
+"""Finds a node that goes on with a stream whose node has died, stalled or given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
+from typing import Protocol
+
+from edgeproxy.gateway.account import Call
+from edgeproxy.gateway.answer import Whole
+from edgeproxy.gateway.attempt import Begun, Failed
+from edgeproxy.gateway.transcript import Transcript
+from edgeproxy.protocol.node.resume import with_resume
+from edgeproxy.upstream.node import Node
+
+MAX_RESUMES = 8
+"""Of one stream: a request that kills its nodes must not go round the whole fleet."""
+SEARCH_S = 10.0
+"""How long nodes are asked again where all of them are busy or not back yet."""
+PAUSE_S = 0.25
+MAX_PAUSE_S = 2.0
+
+Candidates = Callable[[], Iterable[Node]]
+"""The nodes that may serve the request, as things stand when it is asked; best first."""
+
+
+class Try(Protocol):
+    """One request to one node, with all that has to be noted of it. Raises Failed."""
+
+    async def __call__(self, node: Node, body: bytes, unseen: Call, /) -> Whole | Begun: ...
+
+
+def successors(transcript: Transcript, died: Node, candidates: Iterable[Node]) -> Iterator[Node]:
+    """Who can go on exactly: another node that computes bit for bit alike; ready ones first."""
+    alike = [node for node in candidates if node is not died and node.numerics == transcript.numerics]
+    yield from (node for node in alike if node.ready)
+    yield from (node for node in alike if not node.ready)
+
+
+async def go_on(
+    transcript: Transcript, body: bytes, died: Node, candidates: Candidates, send: Try, call: Call
+) -> Begun | None:
+    """The stream of the node that goes on, from what the client has not got; None where none does."""
+    resume = transcript.resume()
+    if resume is None or call.resumes >= MAX_RESUMES:
+        return None
+    continued = with_resume(body, resume)
+    deadline = monotonic() + SEARCH_S
+    while True:
+        pause, asked = PAUSE_S, set[str]()
+        for node in successors(transcript, died, candidates()):
+            if node.name in asked:
+                continue
+            asked.add(node.name)
+            try:
+                begun = await send(node, continued, _unseen(call))
+            except Failed as failed:
+                pause = max(pause, failed.retry_after_s or 0.0)
+                continue
+            if isinstance(begun, Begun) and begun.parser is not None:
+                call.resumes += 1
+                return begun
+        now = monotonic()
+        if not asked or now >= deadline:
+            return None
+        await asyncio.sleep(min(pause, MAX_PAUSE_S, deadline - now))
+
+
+def _unseen(call: Call) -> Call:
+    """A resume has times of its own: the ledger of the request was closed by its first content."""
+    return Call(call.request_id, monotonic(), call.protocol, call.client_rtt_s, stream=True, to_native=call.to_native)

@@ -1,0 +1,145 @@
+"""What a client has got of a stream, and so what it takes to have another node go on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import orjson
+
+from edgeproxy.protocol.node.resume import MAX_IDS, Resume, decode_note, is_note
+from edgeproxy.protocol.openai.sse import DONE, Event, encode
+
+MAX_SINCE = 16
+"""Events after one note. A sound node sends one with text before the next note, and at most three more at the end."""
+_DIGITS = 11
+"""Bytes of an id and its comma, at most."""
+
+
+class NodeGaveUp(Exception):
+    """A native node told of its own failure in an event, which the client need not see."""
+
+    def __init__(self, passed: bytes) -> None:
+        super().__init__()
+        self.passed = passed
+        """What came before it."""
+
+
+class Transcript:
+    """Keeps the notes of a native node's stream (`protocol.node.resume`) and passes all else on.
+
+    Costs next to nothing while all goes well: notes are kept as they came, and the few events since the last one are
+    read only when the node has died.
+    """
+
+    __slots__ = ("_chars", "_first", "_ids", "_max_tokens", "_seed", "_since", "_sound", "numerics")
+
+    def __init__(self, numerics: str | None) -> None:
+        """`numerics`: of the node; None for one that tells nothing, whose stream is passed on as it comes."""
+        self.numerics = numerics
+        self._sound = numerics is not None
+        self._first: Event | None = None
+        self._seed: int | None = None
+        self._max_tokens = 0
+        self._ids = bytearray()
+        self._chars = 0
+        self._since: list[Event] = []
+
+    @property
+    def resumable(self) -> bool:
+        return self._sound and self._seed is not None
+
+    def take(self, events: Iterable[Event]) -> bytes:
+        """What the client gets of these events. Raises NodeGaveUp."""
+        if self.numerics is None:
+            return b"".join([event.raw for event in events])
+        passed: list[bytes] = []
+        for event in events:
+            if event.comment and is_note(event.raw):
+                self._note(event.raw)
+                continue
+            if b'"error"' in event.data and self.resumable and _is_error(event):
+                raise NodeGaveUp(b"".join(passed))
+            passed.append(event.raw)
+            if not event.comment:
+                self._keep(event)
+        return b"".join(passed)
+
+    def resume(self) -> Resume | None:
+        """None where the stream cannot be gone on with, or nothing but its `[DONE]` is missing."""
+        if not self.resumable or self._seed is None or self._first is None or self.numerics is None:
+            return None
+        try:
+            head = orjson.loads(self._first.data)
+            shown = _Shown(self._chars)
+            for event in self._since:
+                shown.add(event)
+            if shown.counted:
+                return None
+            return Resume(
+                id=str(head["id"]),
+                created=int(head["created"]),
+                numerics=self.numerics,
+                seed=self._seed,
+                max_tokens=self._max_tokens,
+                ids=tuple(orjson.loads(b"[" + self._ids + b"]")),
+                chars=shown.chars,
+                finished=shown.finished,
+            )
+        except (KeyError, TypeError, AttributeError, ValueError):
+            return None  # not what a native node sends
+
+    def missing_end(self) -> bytes:
+        """`[DONE]`, where a native node died between the usage and that."""
+        last = self._since[-1] if self.resumable and self._since else None
+        return encode(DONE) if last is not None and b'"choices":[]' in last.data else b""
+
+    def _note(self, line: bytes) -> None:
+        note = decode_note(line)
+        if note is None or len(self._ids) > MAX_IDS * _DIGITS:
+            self._sound = False
+        if note is None or not self._sound:
+            return
+        if note.seed is not None and note.max_tokens is not None:
+            self._seed, self._max_tokens = note.seed, note.max_tokens
+        if note.ids:
+            if self._ids:
+                self._ids += b","
+            self._ids += note.ids
+        self._chars = note.chars
+        self._since.clear()
+
+    def _keep(self, event: Event) -> None:
+        if self._first is None:
+            self._first = event
+        elif len(self._since) < MAX_SINCE:
+            self._since.append(event)
+        else:
+            self._sound = False
+
+
+class _Shown:
+    """What the events since the last note told the client. Raises from `add` on what is no chunk."""
+
+    def __init__(self, chars: int) -> None:
+        self.chars = chars
+        self.finished = False
+        self.counted = False
+        """The usage was there, which is the last before `[DONE]`, or that itself."""
+
+    def add(self, event: Event) -> None:
+        if event.data == DONE:
+            self.counted = True
+            return
+        choices = orjson.loads(event.data)["choices"]
+        self.counted = self.counted or not choices
+        for choice in choices:
+            self.chars += len(choice["delta"].get("content") or "")
+            self.finished = self.finished or choice["finish_reason"] is not None
+
+
+def _is_error(event: Event) -> bool:
+    try:
+        value = orjson.loads(event.data)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(value, dict) and bool(value.get("error"))
