@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from importlib import metadata
 from random import Random
 from time import monotonic
@@ -26,16 +27,26 @@ from edgeproxy.gateway.watch import Receive, Send
 from edgeproxy.observe.dashboard import ASSETS, CONTENT_SECURITY_POLICY, asset
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import CONTENT_TYPE, Metrics, NodeView
+from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.upstream.node import Fleet, Node
 
 _JSON = "application/json"
 
 
-def build(config: Config, fleet: Fleet, keys: Keys, log: Log, rng: Random, started: int) -> tuple[AsgiApp, AsgiApp]:
+def build(
+    config: Config,
+    fleet: Fleet,
+    keys: Keys,
+    log: Log,
+    rng: Random,
+    started: int,
+    reloads: ReloadStatus | None = None,
+) -> tuple[AsgiApp, AsgiApp]:
     """(public, admin) ASGI applications for http scopes. `started`: Unix seconds, shown as the models' `created`."""
     views = _views(fleet)
-    account = Account(log, Metrics(version(), views))
+    reloads = reloads or ReloadStatus(started)
+    account = Account(log, Metrics(version(), views, reloads))
     rest = _starlette(_public_routes(fleet, keys, started))
     public = Gateway(
         fleet,
@@ -47,7 +58,7 @@ def build(config: Config, fleet: Fleet, keys: Keys, log: Log, rng: Random, start
         rest,
         rng,
     )
-    admin = _starlette(_admin_routes(config, fleet, views, account))
+    admin = _starlette(_admin_routes(config, fleet, views, account, reloads))
     return public, _Admin(admin, keys, HostCheck(_bound(config.listen.admin), config.hosts))
 
 
@@ -146,7 +157,9 @@ class _Admin:
             )
 
 
-def _admin_routes(config: Config, fleet: Fleet, views: Callable[[], list[NodeView]], account: Account) -> list[Route]:
+def _admin_routes(
+    config: Config, fleet: Fleet, views: Callable[[], list[NodeView]], account: Account, reloads: ReloadStatus
+) -> list[Route]:
     async def metrics(request: Request) -> Response:
         return Response(account.metrics.exposition(), media_type=CONTENT_TYPE)
 
@@ -155,6 +168,7 @@ def _admin_routes(config: Config, fleet: Fleet, views: Callable[[], list[NodeVie
             {
                 "version": version(),
                 "budget_ms": config.budget_ms,
+                "configuration": asdict(reloads),
                 "home": fleet.home.region,
                 "nodes": views(),
                 "recent": list(account.recent),

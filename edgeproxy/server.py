@@ -21,13 +21,15 @@ from ssl import SSLContext
 from time import time
 from typing import Any
 
-from edgeproxy.access.keys import Keys, KeysError
+from edgeproxy.access.keys import Keys
 from edgeproxy.access.origin import check_bind
 from edgeproxy.app import build
 from edgeproxy.config import Address, Config
 from edgeproxy.gateway.app import AsgiApp
 from edgeproxy.observe.log import Log
+from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.protocol.node.report import TOKEN_ENV
+from edgeproxy.reload import Reload
 from edgeproxy.upstream.launch import Launcher
 from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.upstream.probe import Prober
@@ -88,13 +90,17 @@ class Server:
         launcher = Launcher(self._config, self._token, logging.getLogger("edgeproxy.child"))
         fleet = Fleet.from_config(self._config, token=self._token, origins=launcher.origins)
         certificate = self._development_certificate()
-        public, admin = build(self._config, fleet, self._keys, self._log, Random(), int(time()))
+        status = ReloadStatus(time())
+        public, admin = build(self._config, fleet, self._keys, self._log, Random(), int(time()), status)
         changed = asyncio.Event()
         prober = Prober(fleet, rng=Random(), changed=lambda node: self._node_changed(node, changed))
+        reload = Reload(self._config, fleet, launcher, prober, self._keys, self._token, self._log.say, status)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.now)
         try:
             async with (
                 self._background(launcher.run()),
                 self._background(prober.run()),
+                self._background(reload.watch()),
                 self._listeners(public, admin, certificate),
             ):
                 await self._until_ready(fleet, changed)
@@ -173,20 +179,11 @@ class Server:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_signal, False)
         loop.add_signal_handler(signal.SIGINT, self._on_signal, True)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
 
     def _on_signal(self, hurried: bool) -> None:
         if hurried or self._stop.is_set():
             self._hurry.set()
         self._stop.set()
-
-    def _reload_keys(self) -> None:
-        try:
-            self._keys.reload()
-        except KeysError as error:
-            self._log.say(f"keys not reloaded, those in force stay: {error}")
-        else:
-            self._log.say("keys reloaded")
 
     def _development_certificate(self) -> DevCertificate | None:
         if self._config.listen.https is None or self._config.tls.certificate is not None:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = [
     "edgeproxy.cli",
     "edgeproxy.server",
+    "edgeproxy.reload",
     "edgeproxy.app",
     "edgeproxy.gateway",
     "edgeproxy.upstream",

@@ -20,7 +20,6 @@ class Router:
     def __init__(self, fleet: Fleet, rng: Random) -> None:
         self._fleet = fleet
         self._rng = rng
-        self._named = frozenset(fleet.models)
 
     def route(self, model: str, tenant: Tenant, now: float) -> tuple[str, Decision[Node]]:
         """The model's name for logs and labels, and who may serve it.
@@ -32,7 +31,7 @@ class Router:
             nodes = tuple(node for node in nodes if node.region in tenant.regions)
         if not nodes:
             raise model_not_found()
-        label = model if model in self._named else PATTERN_MODEL
+        label = model if model in self._fleet.models else PATTERN_MODEL
         decision = choose(nodes, Wanted(tokens=1.0), self._fleet.home, now, self._rng)
         assert not isinstance(decision, Hold)
         return label, decision

@@ -17,6 +17,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from edgeproxy.observe.reloads import ReloadStatus
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 BUDGET_S = 0.150
 # OpenTelemetry's edges for a first token have none at the budget, so that the share within it could not be computed.
@@ -62,9 +64,12 @@ class NodeView:
 class Metrics:
     """Seconds throughout. What the fleet knows anyway is asked of `nodes` at the scrape."""
 
-    def __init__(self, version: str, nodes: Callable[[], Iterable[NodeView]]) -> None:
+    def __init__(
+        self, version: str, nodes: Callable[[], Iterable[NodeView]], reloads: ReloadStatus | None = None
+    ) -> None:
         self._version = version
         self._nodes = nodes
+        self._reloads = reloads or ReloadStatus(0.0)
         self._requests: dict[tuple[str, str, int], int] = {}
         self._failures: dict[tuple[str, str], int] = {}
         self._first_token: dict[str, _Histogram] = {}
@@ -135,7 +140,17 @@ class Metrics:
         build = GaugeMetricFamily("edgeproxy_build_info", "Constant 1", labels=["version"])
         build.add_metric([self._version], 1)
         yield from (requests, failures, first_token, edge, disconnects, resumes, build)
+        yield from _configuration(self._reloads)
         yield from _fleet(list(self._nodes()))
+
+
+def _configuration(status: ReloadStatus) -> Iterator[Metric]:
+    reloads = CounterMetricFamily("edgeproxy_config_reloads", "Times the files were read again", labels=["outcome"])
+    reloads.add_metric(["applied"], status.reloads)
+    reloads.add_metric(["refused"], status.failures)
+    stale = GaugeMetricFamily("edgeproxy_config_stale", "1 while the files cannot be used and older ones are in force")
+    stale.add_metric([], float(status.error is not None))
+    yield from (reloads, stale)
 
 
 def _fleet(nodes: Sequence[NodeView]) -> Iterator[Metric]:

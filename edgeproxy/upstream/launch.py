@@ -38,8 +38,36 @@ class Child:
     fds: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """A node's relay: its listener is ours and is inherited, so its port is known before it runs and outlives a
+    restart."""
+
+    target: Origin
+    delay_ms: float
+    listener: socket.socket
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.target.scheme, "127.0.0.1", self.listener.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to run for one configuration."""
+
+    children: tuple[Child, ...]
+    relays: Mapping[str, Relayed]
+    environment: Mapping[str, str]
+
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Node name -> the relay through which it is reached."""
+        return {name: relay.origin for name, relay in self.relays.items()}
+
+
 class Launcher:
-    """`run()` until cancelled. Made once per configuration: it checks ports and opens the relays' listeners at once."""
+    """`run()` until cancelled. Its first plan is made at once: ports are checked and the relays' listeners open."""
 
     def __init__(
         self,
@@ -52,41 +80,99 @@ class Launcher:
         """Raises ConfigError where a child could not do its work: a port in use, a pattern in place of a model id."""
         self._logger = logger
         self._sleep = sleep
-        self._environment = _environment(config, token)
-        self._listeners: list[socket.socket] = []
-        self.origins: Mapping[str, Origin]
-        """Node name -> the relay through which it is reached."""
-        self.children, self.origins = self._plan(config)
+        self._token = token
+        self._group: asyncio.TaskGroup | None = None
+        self._lives: dict[Child, asyncio.Task[None]] = {}
+        self.children: tuple[Child, ...] = ()
+        self._plan = Plan((), {}, {})
+        self._plan = self.plan(config)
+        self.children = self._plan.children
+
+    @property
+    def origins(self) -> Mapping[str, Origin]:
+        return self._plan.origins
 
     async def run(self) -> None:
         """Starts every child and starts it again, after a growing wait, whenever it ends. Cancel to stop them all."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for child in self.children:
-                    tasks.create_task(self._keep(child), name=f"child {child.name}")
+            async with asyncio.TaskGroup() as self._group:
+                self._begin()
+                await asyncio.Event().wait()  # a configuration without children may be followed by one that has some
         finally:
             self.close()
 
     def close(self) -> None:
         """Closes the relays' listeners."""
-        for listener in self._listeners:
-            listener.close()
+        for relay in self._plan.relays.values():
+            relay.listener.close()
 
-    def _plan(self, config: Config) -> tuple[tuple[Child, ...], dict[str, Origin]]:
+    def plan(self, config: Config) -> Plan:
+        """What another configuration needs; children and relays that it shares with the one in force are the same.
+
+        Raises ConfigError, and then leaves nothing open.
+        """
         children: list[Child] = []
-        origins: dict[str, Origin] = {}
-        for region in config.regions:
-            for node in region.nodes:
-                origin = parse(node.url)
-                if node.launch is not None:
-                    _check_port(config, node, origin)
-                    children.append(_engine(config, node, origin))
-                if region.relay is not None:
-                    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-                    self._listeners.append(listener)
-                    origins[node.name] = Origin(origin.scheme, "127.0.0.1", listener.getsockname()[1])
-                    children.append(_relay(node, origin, region.relay.delay_ms, listener))
-        return tuple(children), origins
+        relays: dict[str, Relayed] = {}
+        try:
+            for region in config.regions:
+                for node in region.nodes:
+                    origin = parse(node.url)
+                    if node.launch is not None:
+                        child = _engine(config, node, origin)
+                        if child not in self._lives:
+                            self._check_port(config, node, origin)
+                        children.append(child)
+                    if region.relay is not None:
+                        relays[node.name] = self._relay(node.name, origin, region.relay.delay_ms)
+                        children.append(_relay_child(node.name, relays[node.name]))
+        except ConfigError:
+            self.discard(Plan((), relays, {}))
+            raise
+        return Plan(tuple(children), relays, _environment(config, self._token))
+
+    def discard(self, plan: Plan) -> None:
+        """A plan that does not come into force."""
+        for relay in plan.relays.values():
+            if relay not in self._plan.relays.values():
+                relay.listener.close()
+
+    def follow(self, plan: Plan) -> Callable[[], None]:
+        """Starts what is new. What is no longer needed goes on until the function returned is called."""
+        before, self._plan, self.children = self._plan, plan, plan.children
+        self._begin()
+
+        def retire() -> None:
+            for child in before.children:
+                if child not in self.children and child in self._lives:
+                    self._lives.pop(child).cancel()
+            for relay in before.relays.values():
+                if relay not in self._plan.relays.values():
+                    relay.listener.close()
+
+        return retire
+
+    def _begin(self) -> None:
+        if self._group is None:
+            return
+        for child in self.children:
+            if child not in self._lives:
+                self._lives[child] = self._group.create_task(self._keep(child), name=f"child {child.name}")
+
+    def _relay(self, name: str, target: Origin, delay_ms: float) -> Relayed:
+        known = self._plan.relays.get(name)
+        if known is not None and (known.target, known.delay_ms) == (target, delay_ms):
+            return known
+        return Relayed(target, delay_ms, socket.create_server(("127.0.0.1", 0), backlog=1024))
+
+    def _check_port(self, config: Config, node: NodeConfig, origin: Origin) -> None:
+        """Raises ConfigError."""
+        port = f" --port {origin.port} "
+        if any(port in " ".join((*child.arguments, "")) for child in self._lives):
+            raise ConfigError(
+                f"{config.path}: node {node.name}: as it was it holds port {origin.port} until it has ended what "
+                "it has begun; give the url of the changed one another port"
+            )
+        _check_port(config, node, origin)
 
     async def _keep(self, child: Child) -> None:
         wait = 0.0
@@ -122,7 +208,7 @@ class Launcher:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=self._environment,
+            env=self._plan.environment,
             pass_fds=child.fds,
             start_new_session=True,
         )
@@ -156,12 +242,11 @@ def _engine(config: Config, node: NodeConfig, origin: Origin) -> Child:
     return Child(node.name, tuple(arguments))
 
 
-def _relay(node: NodeConfig, origin: Origin, delay_ms: float, listener: socket.socket) -> Child:
-    """The listener is ours and is inherited: its port is known before the relay runs and outlives a restart."""
-    fd = listener.fileno()
+def _relay_child(name: str, relay: Relayed) -> Child:
+    fd = relay.listener.fileno()
     arguments = (sys.executable, "-m", "edgeproxy.sim.relay", "--listen", f"fd:{fd}", "--exit-with-parent")
-    target = ("--to", f"{origin.host}:{origin.port}", "--delay-ms", f"{delay_ms:g}")
-    return Child(f"{node.name}-relay", arguments + target, (fd,))
+    target = ("--to", f"{relay.target.host}:{relay.target.port}", "--delay-ms", f"{relay.delay_ms:g}")
+    return Child(f"{name}-relay", arguments + target, (fd,))
 
 
 def _check_port(config: Config, node: NodeConfig, origin: Origin) -> None:

@@ -98,13 +98,52 @@ class Fleet:
     """All nodes, in the operator's order."""
 
     def __init__(self, nodes: Iterable[Node], salts: Salts | None = None) -> None:
-        self.nodes = tuple(nodes)
         self.salts = salts or Salts(secrets.token_bytes(32))
-        self.regions = tuple(dict.fromkeys(node.region for node in self.nodes))
-        self.home = Home(self.regions)
         self.prefixes = PrefixView()
+        self.home = Home(())
+        self.nodes: tuple[Node, ...] = ()
+        self.regions: tuple[str, ...] = ()
+        self.replace(nodes)
+
+    @classmethod
+    def from_config(cls, config: Config, *, token: str, origins: Mapping[str, Origin] | None = None) -> Fleet:
+        """`token` goes to native nodes only; `origins`: node name -> where to connect instead of its url (relays).
+
+        Raises ConfigError where a node's url or key cannot be used.
+        """
+        return cls(_nodes(config, token, origins or {}), Salts(token.encode("ascii")))
+
+    def planned(self, config: Config, *, token: str, origins: Mapping[str, Origin]) -> tuple[Node, ...]:
+        """The nodes of another configuration: those of this fleet where nothing has changed, so that what is known of
+        them is kept. Raises ConfigError as `from_config`; nothing is replaced yet."""
+        now = {(node.name, node.region, node.config, node.headers, node.pool.origin): node for node in self.nodes}
+        found = []
+        for node in _nodes(config, token, origins):
+            same = now.get((node.name, node.region, node.config, node.headers, node.pool.origin))
+            found.append(same or node)
+        return tuple(found)
+
+    def replace(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """From now on these are the nodes. Returns those that are no more: requests under way at them may end."""
+        before, self.nodes = self.nodes, tuple(nodes)
+        gone = tuple(node for node in before if node not in self.nodes)
+        for node in gone:
+            node.draining = True
+            self.prefixes.leave(node.slot)
         for node in self.nodes:
-            node.slot = self.prefixes.join()
+            if node not in before:
+                node.slot = self.prefixes.join()
+        self._place()
+        self._index()
+        return gone
+
+    def _place(self) -> None:
+        self.regions = tuple(dict.fromkeys(node.region for node in self.nodes))
+        home, self.home = self.home, Home(self.regions)
+        if home.region in self.regions:
+            self.home.region = home.region
+
+    def _index(self) -> None:
         named: dict[str, tuple[Node, ...]] = {}
         prefixed: dict[str, tuple[Node, ...]] = {}
         for node in self.nodes:
@@ -117,19 +156,6 @@ class Fleet:
         self._patterns = [
             (prefix, _serving(prefix, {}, prefixed)) for prefix in sorted(prefixed, key=len, reverse=True)
         ]
-
-    @classmethod
-    def from_config(cls, config: Config, *, token: str, origins: Mapping[str, Origin] | None = None) -> Fleet:
-        """`token` goes to native nodes only; `origins`: node name -> where to connect instead of its url (relays).
-
-        Raises ConfigError where a node's url or key cannot be used.
-        """
-        nodes = [
-            _node(node, region.name, config, token, (origins or {}).get(node.name))
-            for region in config.regions
-            for node in region.nodes
-        ]
-        return cls(nodes, Salts(token.encode("ascii")))
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -165,6 +191,14 @@ def _serving(
         if model.startswith(prefix):
             found += tuple(node for node in nodes if node not in found)
     return found
+
+
+def _nodes(config: Config, token: str, origins: Mapping[str, Origin]) -> list[Node]:
+    return [
+        _node(node, region.name, config, token, origins.get(node.name))
+        for region in config.regions
+        for node in region.nodes
+    ]
 
 
 def _node(config: NodeConfig, region: str, whole: Config, token: str, origin: Origin | None) -> Node:

@@ -78,11 +78,22 @@ class Prober:
         self._limits = limits or ProbeLimits()
         self._clock = clock
         self._wait = wait
+        self._group: asyncio.TaskGroup | None = None
+        self._watches: dict[Node, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for node in self._fleet.nodes:
-                tasks.create_task(self._watch(node), name=f"probe {node.name}")
+        async with asyncio.TaskGroup() as self._group:
+            self.follow()
+
+    def follow(self) -> None:
+        """The fleet has other nodes than before: watches the new ones and leaves those that are gone."""
+        if self._group is None:
+            return
+        for node in self._fleet.nodes:
+            if node not in self._watches:
+                self._watches[node] = self._group.create_task(self._watch(node), name=f"probe {node.name}")
+        for node in [node for node in self._watches if node not in self._fleet.nodes]:
+            self._watches.pop(node).cancel()
 
     async def _watch(self, node: Node) -> None:
         successes, failures, told = 0, 0, False

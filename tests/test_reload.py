@@ -1,0 +1,205 @@
+"""The files are read again while requests go on: what is well comes into force, what is not changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import orjson
+import pytest
+
+from edgeproxy.access.keys import Keys, add_key
+from edgeproxy.app import build
+from edgeproxy.config_file import load
+from edgeproxy.gateway.app import AsgiApp
+from edgeproxy.observe.reloads import ReloadStatus
+from edgeproxy.reload import Reload
+from edgeproxy.upstream.launch import Launcher
+from edgeproxy.upstream.node import Fleet, Node
+from edgeproxy.upstream.probe import Prober
+from tests.fake_node import ANSWER, STREAM, FakeNode
+from tests.gateway.drive import Lines, ask, begin, chat
+
+
+@dataclass
+class Served:
+    app: AsgiApp
+    admin: AsgiApp
+    fleet: Fleet
+    reload: Reload
+    status: ReloadStatus
+    file: Path
+    said: list[str]
+    changed: asyncio.Event
+
+    def node(self, name: str) -> Node:
+        return next(node for node in self.fleet.nodes if node.name == name)
+
+    async def until_ready(self, *names: str) -> None:
+        async with asyncio.timeout(10):
+            while not all(node.ready for node in self.fleet.nodes if node.name in names):
+                self.changed.clear()
+                await self.changed.wait()
+
+
+def regions(*nodes: FakeNode, more: str = "") -> str:
+    lines = [
+        f"  r{number}:\n    nodes:\n      - {{url: '{node.url}', models: [ok, slow, role-then-stall]}}"
+        for number, node in enumerate(nodes)
+    ]
+    return "\n".join([more, "regions:", *lines, ""])
+
+
+def write(path: Path, text: str) -> None:
+    """As editors do: a new file takes the old one's place."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+@asynccontextmanager
+async def served(folder: Path, text: str) -> AsyncIterator[Served]:
+    file = folder / "regions.yaml"
+    write(file, text)
+    config = load(file)
+    said: list[str] = []
+    changed = asyncio.Event()
+    launcher = Launcher(config, "t", logging.getLogger("test"))
+    fleet = Fleet.from_config(config, token="t", origins=launcher.origins)
+    keys, status, lines = Keys(config.keys), ReloadStatus(1.0), Lines(folder)
+    app, admin = build(config, fleet, keys, lines.log, Random(1), 1, status)
+    prober = Prober(fleet, rng=Random(1), changed=lambda node: changed.set())
+    reload = Reload(config, fleet, launcher, prober, keys, "t", said.append, status)
+    tasks = [asyncio.create_task(work) for work in (launcher.run(), prober.run(), reload.watch(0.01))]
+    try:
+        found = Served(app, admin, fleet, reload, status, file, said, changed)
+        await found.until_ready(*(node.name for node in fleet.nodes))
+        yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        fleet.close()
+        lines.close()
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # what is waited for is told by no event
+            await asyncio.sleep(0.005)
+
+
+async def test_a_node_that_is_new_serves_and_one_that_stays_keeps_what_is_known(tmp_path: Path) -> None:
+    async with FakeNode() as one, FakeNode() as two, served(tmp_path, regions(one)) as s:
+        kept = s.node("r0-1")
+        write(s.file, regions(one, two))
+        await until(lambda: s.status.reloads == 1)
+        assert s.node("r0-1") is kept
+        assert kept.ready
+        assert kept.rtt.srtt is not None
+        await s.until_ready("r1-1")
+        await one.stop()
+        assert (await ask(s.app, chat("ok"))).body == ANSWER
+        assert "new: r1-1" in s.said[-1]
+
+
+async def test_a_node_that_is_gone_ends_what_it_has_begun(tmp_path: Path) -> None:
+    async with FakeNode() as one, FakeNode() as two, served(tmp_path, regions(one, two)) as s:
+        gone = s.node("r0-1")
+        exchange = begin(s.app, chat("slow", stream=True))
+        await one.until(lambda: len(one.chats) == 1)
+        write(s.file, regions(two).replace("r0:", "r1:"))
+        await until(lambda: s.status.reloads == 1)
+        assert [node.name for node in s.fleet.nodes] == ["r1-1"]
+        assert (await ask(s.app, chat("ok"))).body == ANSWER
+        assert len(two.chats) == 1
+        assert gone.pool.busy
+        one.gate.set()
+        assert (await exchange.done()).body == STREAM
+        await until(lambda: not gone.pool.idle)
+        probes = len(one.requests)
+        await asyncio.sleep(0.05)
+        assert len(one.requests) == probes, "nobody asks for a node that is gone"
+
+
+@pytest.mark.parametrize(
+    ("broken", "remedy"),
+    [
+        ("regions: [", "not valid YAML"),
+        ("regions: {}\n", "name at least one entry"),
+        ("regionz: {}\n", "did you mean 'regions'"),
+        (
+            "regions:\n  a:\n    nodes:\n      - {url: 'http://127.0.0.1:1', models: [m], api_key_env: NOT_SET_X}\n",
+            "export",
+        ),
+    ],
+)
+async def test_a_broken_file_keeps_what_was_in_force_and_says_why(tmp_path: Path, broken: str, remedy: str) -> None:
+    async with FakeNode() as one, served(tmp_path, regions(one)) as s:
+        nodes = s.fleet.nodes
+        write(s.file, broken)
+        await until(lambda: s.status.failures == 1)
+        assert s.fleet.nodes is nodes
+        assert (await ask(s.app, chat("ok"))).body == ANSWER
+        assert remedy in s.said[-1]
+        host = {"host": "127.0.0.1:9080"}
+        shown = (await ask(s.admin, method="GET", path="/admin/status", headers=host)).json["configuration"]
+        assert remedy in shown["error"]
+        metrics = (await ask(s.admin, method="GET", path="/metrics", headers=host)).body
+        assert b"edgeproxy_config_stale 1.0" in metrics
+        assert b'edgeproxy_config_reloads_total{outcome="refused"} 1.0' in metrics
+        write(s.file, regions(one))
+        await until(lambda: s.status.reloads == 1)
+        assert s.status.error is None
+
+
+async def test_a_file_that_vanishes_changes_nothing(tmp_path: Path) -> None:
+    async with FakeNode() as one, served(tmp_path, regions(one)) as s:
+        s.file.unlink()
+        await until(lambda: s.status.failures == 1)
+        assert (await ask(s.app, chat("ok"))).body == ANSWER
+
+
+async def test_keys_are_withdrawn_even_while_the_other_file_is_broken(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    first = add_key(keys, "acme", disclose=False, admin=False, regions=())
+    async with FakeNode() as one, served(tmp_path, regions(one, more="keys: keys.yaml")) as s:
+        bearer = {"authorization": f"Bearer {first}"}
+        assert (await ask(s.app, chat("ok"), headers=bearer)).status == 200
+        keys.unlink()
+        add_key(keys, "other", disclose=False, admin=False, regions=())
+        write(s.file, "regions: [")
+        s.reload.now()
+        assert (await ask(s.app, chat("ok"), headers=bearer)).status == 401
+        assert s.status.error is not None
+
+
+async def test_what_needs_a_new_start_is_said(tmp_path: Path) -> None:
+    async with FakeNode() as one, served(tmp_path, regions(one)) as s:
+        write(s.file, regions(one, more="budget_ms: 99\nlisten: {http: '127.0.0.1:1'}"))
+        await until(lambda: s.status.reloads == 1)
+        assert s.status.needs_restart == ("listen", "budget_ms")
+        assert "at the next start only: listen, budget_ms" in s.said[-1]
+
+
+async def test_a_model_that_is_new_is_listed(tmp_path: Path) -> None:
+    async with FakeNode() as one, served(tmp_path, regions(one)) as s:
+        write(s.file, regions(one).replace("ok,", "ok, brand-new,"))
+        await until(lambda: s.status.reloads == 1)
+        models = await ask(s.app, method="GET", path="/v1/models")
+        assert "brand-new" in [model["id"] for model in orjson.loads(models.body)["data"]]
+
+
+async def test_a_relay_comes_and_goes_with_its_region(tmp_path: Path) -> None:
+    async with FakeNode() as one, served(tmp_path, regions(one)) as s:
+        write(s.file, regions(one).replace("  r0:\n", "  r0:\n    relay: {delay_ms: 5}\n"))
+        await until(lambda: s.status.reloads == 1)
+        await s.until_ready("r0-1")
+        assert (s.node("r0-1").rtt.srtt or 0.0) >= 0.004
+        assert (await ask(s.app, chat("ok"))).body == ANSWER
