@@ -62,6 +62,12 @@ class NodeConfig:
     launch: Launch | None = None
     api_key_env: str | None = None
     """Environment variable that holds the node's bearer key; keys never stand in the file."""
+    names: tuple[tuple[str, str], ...] = ()
+    """(model id here, what the node calls it), for those that differ."""
+
+    def name_of(self, model: str) -> str:
+        """What the node calls a model."""
+        return next((theirs for ours, theirs in self.names if ours == model), model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,7 @@ def _region(name: str, node: _Node) -> RegionConfig:
 
 
 def _node(default_name: str, node: _Node) -> NodeConfig:
-    found = node.mapping(("name", "kind", "url", "models", "launch", "api_key_env"))
+    found = node.mapping(("name", "kind", "url", "models", "names", "launch", "api_key_env"))
     for needed in ("url", "models"):
         if needed not in found:
             raise node.error(f"has no `{needed}`", "a node needs `url` and `models`")
@@ -217,14 +217,22 @@ def _node(default_name: str, node: _Node) -> NodeConfig:
     launch = _launch(found["launch"]) if "launch" in found else None
     if launch is not None and kind != "native":
         raise found["launch"].error(f"a {kind} node cannot be launched", "start it yourself, or use `kind: native`")
+    models = tuple(_model(item) for item in found["models"].items())
     return NodeConfig(
         name=found["name"].text() if "name" in found else default_name,
         kind=kind,  # type: ignore[arg-type]  # checked above
         url=_origin(found["url"], launched=launch is not None),
-        models=tuple(_model(item) for item in found["models"].items()),
+        models=models,
         launch=launch,
         api_key_env=found["api_key_env"].text() if "api_key_env" in found else None,
+        names=_names(found["names"], models) if "names" in found else (),
     )
+
+
+def _names(node: _Node, models: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """`public id: what the node calls it`."""
+    found = node.mapping(models)
+    return tuple((model, name.text()) for model, name in found.items())
 
 
 def _launch(node: _Node) -> Launch:

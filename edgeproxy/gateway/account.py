@@ -12,6 +12,7 @@ import orjson
 
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import Metrics
+from edgeproxy.protocol.node.foreign import timings_of
 from edgeproxy.protocol.openai.headers import Headers
 from edgeproxy.protocol.openai.sse import DONE, Event
 from edgeproxy.routing.budget import Ledger
@@ -178,14 +179,26 @@ def ending_of(value: object) -> Ending:
     """`value`: a parsed chunk or completion."""
     if not isinstance(value, dict):
         return _UNKNOWN
-    finish, choices, usage = None, value.get("choices"), value.get("usage")
+    finish, choices, usage = None, value.get("choices"), _usage(value)
     for choice in choices if isinstance(choices, list) else ():
         reason = choice.get("finish_reason") if isinstance(choice, dict) else None
         if isinstance(reason, str):
             finish = reason
             break
     finished = finish is not None or bool(value.get("error"))
-    return Ending(finished, finish, usage if isinstance(usage, dict) else None)
+    return Ending(finished, finish, usage)
+
+
+def _usage(value: dict[str, Any]) -> dict[str, Any] | None:
+    """With the cached tokens where a server tells of them elsewhere."""
+    usage = value.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    if "timings" in value and not usage.get("prompt_tokens_details"):
+        timed = timings_of(value)
+        if timed is not None:
+            return {**usage, "prompt_tokens_details": {"cached_tokens": timed.cached}}
+    return usage
 
 
 def _count(value: object) -> int | None:

@@ -11,6 +11,7 @@ import orjson
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import Call, ending_of
 from edgeproxy.gateway.answer import Whole, whole
+from edgeproxy.protocol.node.foreign import shaped_error, timings_of
 from edgeproxy.protocol.node.report import TIMING_HEADER
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import STREAM_HEADERS, Headers, find, first_of_each, media_type, to_client
@@ -24,6 +25,8 @@ MAX_WHOLE_BYTES = 16 * 2**20
 """An answer that is not streamed is held back to its end up to this size, so that a truncated one can be retried."""
 MAX_HELD_BYTES = 2**20
 """Of a stream, before its first content."""
+_JSON = ((b"content-type", b"application/json"),)
+_BODY = (b"content-type", b"content-encoding", b"content-language")
 KEPT_EVENTS = 4
 """The last events of a stream say how it ended: finish, usage, `[DONE]`."""
 
@@ -64,7 +67,7 @@ class Begun:
 async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits: GatewayLimits) -> Whole | Begun:
     """Raises Failed. After anything but Begun the response is closed."""
     try:
-        response = await node.pool.request(b"POST", CHAT, headers, body)
+        response = await node.pool.request(b"POST", CHAT, headers, node.body(body))
         node.observe(response.headers, response.first_byte_at)
         numerics = node.numerics  # now: while we wait, probes look again
         try:
@@ -95,6 +98,11 @@ async def _outcome(response: Response, call: Call, limits: GatewayLimits) -> Who
         raise Failed("busy", Whole(status, to_client(response.headers), body), retry_after_s=_retry_after(response))
     if status >= 500 or status < 400:  # 3xx: a node that redirects is none, and is never followed
         raise Failed(f"status_{status // 100}xx", _node_error(response))
+    shaped = shaped_error(status, body)
+    if shaped is not body:
+        return Whole(
+            status, [*_JSON, *(field for field in to_client(response.headers) if field[0] not in _BODY)], shaped
+        )
     return Whole(status, to_client(response.headers), body)
 
 
@@ -143,6 +151,11 @@ async def _whole(response: Response, readable: bool, call: Call) -> Whole | Begu
         except orjson.JSONDecodeError:
             raise Failed("malformed", _gateway_error("the node's answer was not JSON, or not all of it")) from None
         call.ending = ending_of(value)
+        timed = timings_of(value) if isinstance(value, dict) else None
+        if timed is not None:
+            call.terms = {"prefill": timed.prefill}
+            call.first_at = max(response.sent_at, monotonic() - timed.decode)
+            return Whole(200, to_client(response.headers), body)
     call.first_at = _hidden_first(response, call)
     return Whole(200, to_client(response.headers), body)
 

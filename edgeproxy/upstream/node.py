@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import inf
 
+import orjson
+
 from edgeproxy.config import Config, ConfigError, GatewayLimits, NodeConfig
 from edgeproxy.protocol.node.report import REPORT_HEADER, TOKEN_HEADER, NodeReport, decode
 from edgeproxy.protocol.node.resume import STREAM_HEADER
@@ -48,6 +50,8 @@ class Node:
         self.draining = False
         """It has said so: it ends what it has begun and takes nothing new."""
         self.report: NodeReport | None = None
+        self.context: int | None = None
+        """Most tokens of one request on a foreign node; 0 where it does not say, None before it was asked."""
         self.ready = False
         self.ready_since = -inf
         self.trouble = "not probed yet"
@@ -77,6 +81,14 @@ class Node:
         if self.config.kind != "native" or self.report is None:
             return None
         return self.report.numerics or None
+
+    def body(self, body: bytes) -> bytes:
+        """A client's request with the model as this node calls it; as it came where that is the same."""
+        if not self.config.names:
+            return body
+        value = orjson.loads(body)
+        value["model"] = self.config.name_of(value["model"])
+        return orjson.dumps(value)
 
     def stuck(self, now: float) -> bool:
         """Its last report runs sequences, and no step was made since a report STUCK_S ago."""

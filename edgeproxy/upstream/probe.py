@@ -16,6 +16,7 @@ from time import monotonic
 
 from edgeproxy.config import NodeKind
 from edgeproxy.protocol.node.report import NodeState
+from edgeproxy.upstream.foreign import Foreign
 from edgeproxy.upstream.h1 import Response, UpstreamError
 from edgeproxy.upstream.node import Fleet, Node
 
@@ -80,6 +81,7 @@ class Prober:
         self._wait = wait
         self._group: asyncio.TaskGroup | None = None
         self._watches: dict[Node, asyncio.Task[None]] = {}
+        self._others: dict[Node, Foreign] = {}
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as self._group:
@@ -94,6 +96,7 @@ class Prober:
                 self._watches[node] = self._group.create_task(self._watch(node), name=f"probe {node.name}")
         for node in [node for node in self._watches if node not in self._fleet.nodes]:
             self._watches.pop(node).cancel()
+            self._others.pop(node, None)
 
     async def _watch(self, node: Node) -> None:
         successes, failures, told = 0, 0, False
@@ -154,7 +157,15 @@ class Prober:
             if kernel is not None:
                 node.rtt.kernel(kernel, now)
             self._fleet.measured(now)
+        if node.config.kind != "native":
+            await self._foreign(node).look(now, node.rtt.srtt or 0.0)
         return ""
+
+    def _foreign(self, node: Node) -> Foreign:
+        found = self._others.get(node)
+        if found is None:
+            found = self._others[node] = Foreign(node)
+        return found
 
     def _round_trip(self, node: Node, response: Response) -> float | None:
         """Less what the node says it spent; None on a cold connection."""
