@@ -54,6 +54,8 @@ class FakeNode:
     overrides: dict[str, str] = field(default_factory=dict)
     """Model name -> the behaviour that this node shows for it, instead of the one so named."""
     numerics: str = "n"
+    pages: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    """Path of a GET -> what another kind of server answers there."""
     blocked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while a behaviour waits for its peer to read."""
     _server: asyncio.Server | None = None
@@ -115,7 +117,10 @@ class FakeNode:
         """Whether the connection goes on. The peer's leaving ends the behaviour, as it would end a generation."""
         exchange = Exchange(self, received, writer)
         if received.method == "GET":
-            await exchange.report()
+            if received.path in self.pages:
+                await exchange.whole(*self.pages[received.path])
+            else:
+                await exchange.report()
             return True
         model = received.model
         self.seen[model] = self.seen.get(model, 0) + 1
