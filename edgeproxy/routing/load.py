@@ -62,6 +62,7 @@ class Load:
     __slots__ = (
         "_left_at",
         "_pending",
+        "_pending_tokens",
         "_service_s",
         "_usual_queue",
         "free_at",
@@ -83,6 +84,7 @@ class Load:
         """What was sent until then is in the last report."""
         self._pending: dict[Sent, None] = {}
         """Sent and without a first token, oldest first."""
+        self._pending_tokens = 0.0
         self._service_s = SERVICE_S
         self._usual_queue = 0.0
 
@@ -120,6 +122,7 @@ class Load:
         """A request goes there. The caller sees to `began` and, whatever becomes of it, to `ended`, once."""
         if len(self._pending) < _MAX_PENDING:
             self._pending[sent] = None
+            self._pending_tokens += sent.tokens
         self.free_at = max(self.free_at, sent.at) + pace.decode + sent.tokens * pace.drain(self.running)
         self.free_tokens -= sent.tokens
 
@@ -148,18 +151,24 @@ class Load:
         self.running = float(told.running)
         drain = pace.drain(self.running)
         tokens = told.waiting * USUAL_PROMPT_TOKENS if told.prefill_tokens is None else told.prefill_tokens
-        self.free_at = left_at + tokens * drain
         self.free_tokens = inf if told.free_tokens is None else float(told.free_tokens)
         # Who waits for memory waits for answers to end: one of `running` does so every service_s / running.
         self.room_at = left_at + told.waiting * self._service_s / max(told.running, 1) if told.waiting else -inf
+        late: list[Sent] = []
         for sent in reversed(self._pending):
             if sent.at <= left_at:
                 break
-            # In the wrong order, but a fluid does not mind: they were sent within one round trip.
+            late.append(sent)
+        # A report that knows less than what we wait for there was long on its way.
+        own = self._pending_tokens - sum([sent.tokens for sent in late])
+        self.free_at = left_at + max(tokens, own) * drain
+        for sent in reversed(late):
             self.free_at = max(self.free_at, sent.at) + pace.decode + sent.tokens * drain
             self.free_tokens -= sent.tokens
 
     def _settle(self, sent: Sent) -> None:
-        self._pending.pop(sent, None)
+        if sent in self._pending:
+            del self._pending[sent]
+            self._pending_tokens = self._pending_tokens - sent.tokens if self._pending else 0.0  # no rounding is left
         if self.reported_at is None and not self._pending:
             self.free_at = -inf  # nothing of ours is before it, and of others' we know nothing

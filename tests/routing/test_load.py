@@ -49,6 +49,19 @@ def test_a_report_counts_and_what_it_cannot_have_seen_is_added() -> None:
     assert load.running == 2
 
 
+def test_a_report_that_knows_less_than_what_we_wait_for_is_not_believed() -> None:
+    load = Load()
+    waiting = [send(load, 1.0 + i / 10) for i in range(3)]
+    load.reported(Occupancy(0, 0, 0), PACE, 1.5, trip=0.1)
+    assert load.queue(1.5) == pytest.approx(0.2)
+    load.began(waiting[0], None)
+    load.ended(waiting[1], 1.6, served=False)
+    load.reported(Occupancy(0, 0, 0), PACE, 1.6, trip=0.0)
+    assert load.queue(1.6) == pytest.approx(0.1)
+    load.reported(Occupancy(0, 0, 250), PACE, 1.7, trip=0.0)
+    assert load.queue(1.7) == pytest.approx(0.25)
+
+
 def test_a_node_that_reports_nothing_is_known_by_our_own_requests() -> None:
     load = Load()
     sent = [send(load, 1.0) for _ in range(3)]
