@@ -37,6 +37,8 @@ class Executor:
         """(step, [(slot, token, finish)], started, ended); finish: 0 none, 1 stop, 2 error"""
     def logits(self, slot: int) -> bytes | None:
         """float32 [vocab]; None if the slot has none."""
+    def worker_seconds(self) -> list[float]:
+        """CPU time of each compute thread since it began."""
     def close(self) -> None: ...
 
 def isas() -> list[str]:

@@ -26,6 +26,8 @@ from engine.feed import TooManyReaders
 from engine.hosts import Hosts
 from engine.http import JSON, ClientGone, Exchange, Headers, Receive, Scope, Send
 from engine.node import Node
+from engine.orca import FORMAT_HEADER, load_metrics
+from engine.orca import HEADER as LOAD_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class NodeApp:
             "/readyz": ("GET", self._ready),
             "/node/v1/status": ("GET", self._status),
             "/node/v1/events": ("GET", self._events),
+            "/metrics": ("GET", self._metrics),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +126,11 @@ class NodeApp:
         return handler
 
     def _always(self, exchange: Exchange) -> Headers:
-        return ((REPORT_HEADER, self._node.report(self._clock() - exchange.arrived).encode()),)
+        report = self._node.report(self._clock() - exchange.arrived)
+        fields: Headers = ((REPORT_HEADER, report.encode()),)
+        wanted = exchange.header(FORMAT_HEADER)
+        load = load_metrics(wanted, report, self._node.gauges.utilisation.worker_busy) if wanted else None
+        return fields if load is None else (*fields, (LOAD_HEADER, load))
 
     async def _health(self, exchange: Exchange) -> None:
         if not self._node.alive:
@@ -138,6 +145,14 @@ class NodeApp:
     async def _status(self, exchange: Exchange) -> None:
         self._check_token(exchange)
         await exchange.respond(200, orjson.dumps(self._node.status(self._clock() - exchange.arrived)))
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        self._check_token(exchange)
+        from engine.metrics import exposition  # most nodes are never scraped
+
+        accept = exchange.header(b"accept").decode("latin-1")
+        body, media_type = exposition(self._node.report(0.0), self._node.gauges, accept)
+        await exchange.respond(200, body, ((b"content-type", media_type.encode()),))
 
     async def _events(self, exchange: Exchange) -> None:
         self._check_token(exchange)
@@ -163,8 +178,12 @@ class NodeApp:
             raise ApiError(403, f"This path needs the node token in {TOKEN_HEADER.decode()}.", code="node_token")
 
     def _trusted(self, exchange: Exchange) -> bool:
-        """Whether it carries the node token; all do where there is none."""
-        return self._token is None or hmac.compare_digest(exchange.header(TOKEN_HEADER), self._token)
+        """Whether it carries the node token, as a bearer's where that is all a scraper can send; all do where there is
+        none."""
+        if self._token is None:
+            return True
+        given = exchange.header(TOKEN_HEADER) or exchange.header(b"authorization").removeprefix(b"Bearer ")
+        return hmac.compare_digest(given, self._token)
 
     async def _models(self, exchange: Exchange) -> None:
         await exchange.respond(200, model_list([model_view(self._node.model, self._started_at, "edgeproxy")]))

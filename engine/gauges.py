@@ -1,7 +1,9 @@
-"""What an engine learns of itself while it runs: rates for forecasts, reuse, dispatch times, aborts. Pure."""
+"""What an engine learns of itself while it runs: rates for forecasts, reuse, dispatch times, busy threads. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import fmean, pstdev
 from typing import Any
 
 from engine.step import StepPlan, StepResult
@@ -12,6 +14,8 @@ PREFILL_DECAY = 0.9
 """Per prefill step, of the sums behind the prefill rate."""
 BUCKETS = 24
 """Powers of two microseconds: the last begins at 4 s."""
+WINDOW_S = 1.0
+"""Of busy time, over which the use of threads and memory is looked at."""
 
 
 class Histogram:
@@ -45,6 +49,55 @@ class Histogram:
         }
 
 
+class Utilisation:
+    """Of the executor's threads and of memory, over busy time: from a step that ends idleness to the last before it.
+
+    None where nothing was measured yet. The ratios are those of the last window; the sums are since the first.
+    """
+
+    def __init__(self) -> None:
+        self.busy_s = 0.0
+        self.worker_s: tuple[float, ...] = ()
+        """CPU time of each worker."""
+        self.page_faults = 0
+        """Of the whole process, minor and major."""
+        self.shares: tuple[float, ...] = ()
+        """Of busy time that each worker ran."""
+        self.faults_per_token: float | None = None
+        """MPFR."""
+        self._began: tuple[float, tuple[float, ...], int, int] | None = None
+        """The window's busy time, CPU times, faults and tokens at its beginning."""
+        self._first: tuple[tuple[float, ...], int] = ((), 0)
+
+    @property
+    def due(self) -> bool:
+        return self._began is None or self.busy_s - self._began[0] >= WINDOW_S
+
+    @property
+    def worker_busy(self) -> float | None:
+        """The workers' mean share."""
+        return fmean(self.shares) if self.shares else None
+
+    @property
+    def susi(self) -> float | None:
+        """1 - standard deviation / mean of the workers' shares: 1 where all do the same."""
+        mean = self.worker_busy
+        return max(0.0, 1 - pstdev(self.shares) / mean) if mean else None
+
+    def sample(self, worker_s: Sequence[float], page_faults: int, tokens: int) -> None:
+        """When a window is due. All three count from whenever they like."""
+        if self._began is None:
+            self._first = (tuple(worker_s), page_faults)
+        else:
+            busy_s, workers, faults, before = self._began
+            lasted = self.busy_s - busy_s
+            self.shares = tuple(min(1.0, (now - then) / lasted) for now, then in zip(worker_s, workers, strict=True))
+            self.faults_per_token = (page_faults - faults) / max(1, tokens - before)
+        self.worker_s = tuple(now - then for now, then in zip(worker_s, self._first[0], strict=True))
+        self.page_faults = page_faults - self._first[1]
+        self._began = (self.busy_s, tuple(worker_s), page_faults, tokens)
+
+
 class Gauges:
     """Written by the engine thread; single numbers, so any thread may read them."""
 
@@ -63,8 +116,17 @@ class Gauges:
         """The end of a step's last kernel to the start of the next step's first."""
         self.wake = Histogram()
         """A request's arrival at an idle engine to the start of the first kernel."""
+        self.prefilled = 0
+        """Tokens of prompts that were run, those of resumed sequences again."""
+        self.generated = 0
+        """Tokens sampled."""
+        self.utilisation = Utilisation()
         self._prefill_tokens = 0.0
         self._prefill_s = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return self.prefilled + self.generated
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -82,6 +144,8 @@ class Gauges:
         self.step_ms += (seconds * 1000 - self.step_ms) * (STEP_WEIGHT if self.step_ms else 1.0)
         chunks = [len(row.tokens) for row in plan.rows]
         prefill = sum(chunks)
+        self.prefilled += prefill
+        self.generated += sum(len(row.tokens) for row in result.rows)
         if prefill > chunks.count(0):  # else the time is the decode rows'
             self._prefill_tokens = self._prefill_tokens * PREFILL_DECAY + prefill
             self._prefill_s = self._prefill_s * PREFILL_DECAY + seconds

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import resource
 import secrets
 import threading
 import time
@@ -199,11 +200,19 @@ class EngineLoop:
             result = self._executor.collect()
             self._collecting_since = None
             self._emit(list(self._scheduler.complete(result, self._clock())))
+            self._sample()
         elif not self._scheduler.idle:
             raise IntegrityError("requests are waiting or running, but no step can be planned")
         if self._scheduler.idle:
             self._scheduler.check()
         return True
+
+    def _sample(self) -> None:
+        utilisation = self.gauges.utilisation
+        if utilisation.due:
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            faults = usage.ru_minflt + usage.ru_majflt
+            utilisation.sample(self._executor.worker_seconds(), faults, self.gauges.tokens)
 
     def _take(self) -> list[_Command]:
         """Commands that have come; waits for one where there is nothing else to do."""

@@ -9,7 +9,7 @@ from edgeproxy.protocol.node.report import NodeReport, NodeState
 from edgeproxy.protocol.openai.errors import ApiError
 from engine.chat import Chat
 from engine.feed import BlockFeed
-from engine.gauges import Gauges
+from engine.gauges import Gauges, Utilisation
 from engine.loop import EngineLoop
 from engine.step import BLOCK_TOKENS
 
@@ -71,6 +71,10 @@ class Node:
         return self._engine.feed
 
     @property
+    def gauges(self) -> Gauges:
+        return self._engine.gauges if self._engine is not None else Gauges()
+
+    @property
     def numerics(self) -> str:
         return self._engine.numerics if self._engine is not None else ""
 
@@ -97,7 +101,7 @@ class Node:
     def status(self, handling_s: float) -> dict[str, Any]:
         """The report and what only operators and tests ask for."""
         engine = self._engine
-        gauges = engine.gauges if engine is not None else Gauges()
+        gauges = self.gauges
         return {
             **asdict(self.report(handling_s)),
             "aborts": gauges.aborts,
@@ -107,6 +111,24 @@ class Node:
             "kv_blocks_reused": gauges.blocks_reused,
             "kv_blocks_computed": gauges.blocks_computed,
             "kvr": round(gauges.kvr, 4),
+            "prefilled_tokens": gauges.prefilled,
+            "generated_tokens": gauges.generated,
+            **_utilisation(gauges.utilisation),
             "ild_gap": gauges.gap.view(),
             "ild_wake": gauges.wake.view(),
         }
+
+
+def _utilisation(found: Utilisation) -> dict[str, Any]:
+    return {
+        "busy_s": round(found.busy_s, 3),
+        "worker_s": [round(seconds, 3) for seconds in found.worker_s],
+        "worker_busy": _rounded(found.worker_busy),
+        "susi": _rounded(found.susi),
+        "page_faults": found.page_faults,
+        "mpfr": _rounded(found.faults_per_token),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -290,8 +290,10 @@ class Scheduler:
         self._gauges.stepped(plan, result)
         if self._woken is None:
             self._gauges.gap.observe(result.started - self._last_ended)
+            self._gauges.utilisation.busy_s += max(0.0, result.ended - self._last_ended)
         else:
             self._gauges.wake.observe(result.started - self._woken)
+            self._gauges.utilisation.busy_s += result.ended - result.started
             self._woken = None
         self._last_ended = result.ended
 

@@ -139,6 +139,8 @@ class PyExecutor {
         return values ? nb::object(nb::bytes(values, executor_.vocab() * sizeof(float))) : nb::none();
     }
 
+    std::vector<double> worker_seconds() const { return executor_.worker_seconds(); }
+
     void close() {
         nb::gil_scoped_release release;
         executor_.close();
@@ -254,6 +256,7 @@ NB_MODULE(_native, m) {
         .def("submit", &PyExecutor::submit, "plan"_a)
         .def("collect", &PyExecutor::collect)
         .def("logits", &PyExecutor::logits, "slot"_a)
+        .def("worker_seconds", &PyExecutor::worker_seconds)
         .def("close", &PyExecutor::close);
 
     m.attr("PACKED_ALIGNMENT") = edge::kPackedAlignment;

@@ -1,5 +1,6 @@
 #include "executor.h"
 
+#include <pthread.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -17,11 +18,13 @@ constexpr uint32_t kMaxThreads = 256;
 constexpr uint32_t kBlocksAhead = 64;  // of the highest in use: more than a step takes
 constexpr uint32_t kNoMore = ~uint32_t{0};
 
-double monotonic() {
+double seconds_of(clockid_t clock) {
     timespec now{};
-    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    ::clock_gettime(clock, &now);
     return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
+
+double monotonic() { return seconds_of(CLOCK_MONOTONIC); }
 
 // Threads inherit the creator's floating-point mode, which a library may have set to flush denormals.
 void default_float_mode() {
@@ -100,6 +103,16 @@ const float* Executor::logits(uint32_t slot) const {
     if (sent_ != collected_) throw std::runtime_error("logits can be read only while no plan is submitted");
     if (slot >= limits_.slots) throw std::invalid_argument("there are " + std::to_string(limits_.slots) + " slots");
     return forward_.has_logits(slot) ? forward_.logits(slot) : nullptr;
+}
+
+std::vector<double> Executor::worker_seconds() const {
+    check_usable();
+    std::vector<double> seconds(team_.members());
+    for (size_t i = 0; i < seconds.size(); ++i) {
+        clockid_t clock{};
+        if (::pthread_getcpuclockid((*threads_)[i].native_handle(), &clock) == 0) seconds[i] = seconds_of(clock);
+    }
+    return seconds;
 }
 
 void Executor::close() {

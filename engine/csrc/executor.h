@@ -41,6 +41,8 @@ class Executor {
     const Job& collect();
     // The slot's last logits [vocab], or null if it has none. Throws std::runtime_error while plans are out.
     const float* logits(uint32_t slot) const;
+    // CPU time of each member of the team since it began, in seconds.
+    std::vector<double> worker_seconds() const;
     // Waits for submitted plans and ends the threads. Idempotent.
     void close();
 

@@ -60,6 +60,10 @@ class Executor(ABC):
     def logits(self, slot: int) -> array[float]:
         """The slot's last logits, shape [vocab], float32. For tests and oracles; only while nothing is submitted."""
 
+    def worker_seconds(self) -> tuple[float, ...]:
+        """CPU time of each compute thread since it began; empty where they are not the executor's own."""
+        return ()
+
     @abstractmethod
     def close(self) -> None:
         """Waits for submitted plans, then releases threads and memory. Idempotent."""

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from engine.gauges import BUCKETS, Gauges, Histogram
-from engine.step import Row, StepPlan, StepResult
+from engine.gauges import BUCKETS, WINDOW_S, Gauges, Histogram, Utilisation
+from engine.step import Row, RowResult, StepPlan, StepResult
 
 
 def step(*counts: int, seconds: float) -> tuple[StepPlan, StepResult]:
@@ -76,3 +78,33 @@ def test_the_reuse_ratio_is_of_blocks() -> None:
     assert gauges.kvr == 0
     gauges.blocks_reused, gauges.blocks_computed = 3, 1
     assert gauges.kvr == 0.75
+
+
+def test_utilisation_is_of_one_window_of_busy_time() -> None:
+    use = Utilisation()
+    assert (use.susi, use.worker_busy, use.faults_per_token, use.due) == (None, None, None, True)
+    use.sample((5.0, 7.0), 1000, 50)
+    assert (use.susi, use.due) == (None, False)
+    use.busy_s += 2 * WINDOW_S
+    assert use.due
+    use.sample((5.0 + WINDOW_S, 7.0 + 2 * WINDOW_S), 1003, 150)
+    assert use.shares == (0.5, 1.0)
+    assert (use.worker_busy, use.faults_per_token, use.due) == (0.75, 0.03, False)
+    assert use.susi == pytest.approx(1 - 0.25 / 0.75)
+    assert (use.worker_s, use.page_faults) == ((WINDOW_S, 2 * WINDOW_S), 3)
+
+
+def test_equal_workers_are_perfectly_even_and_idle_ones_tell_nothing() -> None:
+    use = Utilisation()
+    use.sample((0.0, 0.0), 0, 0)
+    for cpu, susi in (((0.0, 0.0), None), ((0.9, 0.9), 1.0)):
+        use.busy_s += WINDOW_S
+        use.sample(cpu, 0, 0)
+        assert use.susi == susi
+
+
+def test_tokens_are_what_steps_ran_and_sampled() -> None:
+    gauges = Gauges()
+    plan, result = step(20, 1, seconds=0.01)
+    gauges.stepped(plan, replace(result, rows=(RowResult(0), RowResult(1, (5,)))))
+    assert (gauges.prefilled, gauges.generated, gauges.tokens) == (20, 1, 21)

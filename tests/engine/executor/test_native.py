@@ -304,3 +304,15 @@ def test_a_dropped_executor_ends_its_threads(tiny_path: Path) -> None:
     del executor
     gc.collect()
     assert len(os.listdir("/proc/self/task")) == before  # noqa: PTH208
+
+
+def test_workers_tell_the_time_that_each_has_computed(tiny_path: Path) -> None:
+    executor = make_native(tiny_path, threads=2)
+    drive = Driver(executor)
+    before = executor.worker_seconds()
+    assert len(before) == 2
+    while min(now - then for now, then in zip(executor.worker_seconds(), before, strict=True)) < 0.001:
+        drive.prefill(PROMPT, blocks=blocks_for(150))
+    executor.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        executor.worker_seconds()

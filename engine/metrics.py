@@ -1,0 +1,100 @@
+"""A node's metrics for Prometheus, every name in one place (docs/metrics.md). Loaded at the first scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from edgeproxy.protocol.node.report import NodeReport, NodeState
+from engine.gauges import Gauges, Histogram
+
+
+def exposition(report: NodeReport, gauges: Gauges, accept: str) -> tuple[bytes, str]:
+    """Text in the format that `accept` asks for (Prometheus or OpenMetrics), and its media type."""
+    encode, media_type = choose_encoder(accept)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families([*_state(report), *_blocks(report, gauges), *_work(report, gauges), *_use(gauges)]))
+    return encode(registry), media_type
+
+
+class _Families(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._found = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._found
+
+
+def _state(report: NodeReport) -> Iterator[Metric]:
+    info = GaugeMetricFamily("engine_info", "Constant 1", labels=["model", "numerics"])
+    info.add_metric([report.model, report.numerics], 1)
+    yield info
+    states = GaugeMetricFamily("engine_state", "1 for the state that the node is in", labels=["state"])
+    for state in NodeState:
+        states.add_metric([state], float(state is report.state))
+    yield states
+    yield _gauge("engine_running", "Sequences that run", report.running)
+    yield _gauge("engine_waiting", "Sequences that wait", report.waiting)
+    yield _gauge("engine_waiting_prefill_tokens", "Prompt tokens not planned yet", report.waiting_prefill_tokens)
+
+
+def _blocks(report: NodeReport, gauges: Gauges) -> Iterator[Metric]:
+    free, evictable = report.kv_blocks_free, report.kv_blocks_evictable
+    blocks = GaugeMetricFamily("engine_kv_blocks", "KV blocks of the pool by what holds them", labels=["state"])
+    for state, count in (("free", free), ("evictable", evictable), ("used", report.kv_blocks_total - free - evictable)):
+        blocks.add_metric([state], max(0, count))
+    yield blocks
+    yield _counter("engine_kv_blocks_reused", "Blocks that a sequence found computed", gauges.blocks_reused)
+    yield _counter("engine_kv_blocks_computed", "Blocks that a sequence had to compute", gauges.blocks_computed)
+    yield _gauge("engine_kv_reuse_ratio", "KVR: reused blocks of all that were reused or computed", gauges.kvr)
+
+
+def _work(report: NodeReport, gauges: Gauges) -> Iterator[Metric]:
+    yield _counter("engine_steps", "Steps planned", report.step_counter)
+    yield _counter("engine_prefilled_tokens", "Prompt tokens that were run", gauges.prefilled)
+    yield _counter("engine_generated_tokens", "Tokens sampled", gauges.generated)
+    yield _counter("engine_aborts", "Sequences ended from outside", gauges.aborts)
+    yield _counter("engine_preemptions", "Sequences that gave their blocks up for others", gauges.preemptions)
+    yield _gauge("engine_abort_steps_max", "Most steps until the blocks of an abort were free", gauges.abort_steps_max)
+    yield _gauge("engine_prefill_tokens_per_second", "Rate of late", report.prefill_tokens_per_s)
+    yield _gauge("engine_step_seconds", "Duration of a step of late", gauges.step_ms / 1e3)
+    yield _histogram("engine_step_gap_seconds", "ILD-gap: a step's last kernel to the next one's first", gauges.gap)
+    yield _histogram("engine_wake_seconds", "ILD-wake: arrival at an idle engine to the first kernel", gauges.wake)
+
+
+def _use(gauges: Gauges) -> Iterator[Metric]:
+    use = gauges.utilisation
+    workers = CounterMetricFamily("engine_worker_cpu_seconds", "CPU time of a compute thread", labels=["worker"])
+    for worker, seconds in enumerate(use.worker_s):
+        workers.add_metric([str(worker)], seconds)
+    yield workers
+    yield _counter("engine_busy_seconds", "Time in which steps ran, gaps between them included", use.busy_s)
+    yield _counter("engine_page_faults", "Minor and major, of the process", use.page_faults)
+    for name, about, value in (
+        ("engine_worker_busy_ratio", "Of busy time, what the compute threads ran on average", use.worker_busy),
+        ("engine_susi_ratio", "SUSI: 1 - deviation / mean of the compute threads' use", use.susi),
+        ("engine_page_faults_per_token", "MPFR, of the last second of busy time", use.faults_per_token),
+    ):
+        family = GaugeMetricFamily(name, about)
+        if value is not None:
+            family.add_metric([], value)
+        yield family
+
+
+def _gauge(name: str, about: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, about, value)
+
+
+def _counter(name: str, about: str, value: float) -> Metric:
+    return CounterMetricFamily(name, about, value)
+
+
+def _histogram(name: str, about: str, found: Histogram) -> Metric:
+    bounds = [*(str((1 << index) / 1e6) for index in range(len(found.counts) - 1)), "+Inf"]
+    buckets = list(zip(bounds, accumulate(found.counts), strict=True))
+    return HistogramMetricFamily(name, about, buckets, sum_value=found.sum_us / 1e6)
