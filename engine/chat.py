@@ -20,12 +20,14 @@ from engine.loop import EngineLoop, Generation
 from engine.sequence import Delta, GenerationRequest, Timing
 from engine.step import Finish, Sampling
 from engine.text.detokenize import Detokenizer
+from engine.text.prompt import Draft, PromptEncoder
 from engine.text.stop import StopStrings
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 
 INLINE_CHARS = 2000
-"""Longer prompts are rendered and encoded in a thread, so that the event loop goes on."""
+"""More characters to encode, and longer prompts to render, go to a thread, so that the event loop goes on."""
+INLINE_RENDER_CHARS = 32_000
 DEFAULT_MAX_TOKENS = 1024
 """Where the client names none. Memory is reserved for all of them, so the model's whole context would be too dear."""
 LEAST_TOP_P = 2.0**-24
@@ -164,6 +166,7 @@ class Chat:
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer)
         self._template = template
         self._seeds = seeds
 
@@ -174,10 +177,7 @@ class Chat:
         node that is to be resumed.
         """
         self._check(resume)
-        if request.prompt_chars > INLINE_CHARS:
-            prompt = await asyncio.to_thread(self._encode, request)
-        else:
-            prompt = self._encode(request)
+        prompt = await self._prompt(request, terms.salt)
         sampling = self._sampling(request, resume)
         most = self._max_tokens(request, len(prompt)) if resume is None else resume.max_tokens
         reader = Reader(Detokenizer(self._tokenizer), request.stop, resume.chars if resume is not None else 0)
@@ -212,15 +212,22 @@ class Chat:
             return reader.end(piece, "stop")
         return reader.end(piece, "length") if len(resume.ids) >= resume.max_tokens else piece
 
-    def _encode(self, request: ChatRequest) -> tuple[int, ...]:
-        messages: list[dict[str, Any]] = [asdict(message) for message in request.messages]
+    async def _prompt(self, request: ChatRequest, salt: bytes) -> tuple[int, ...]:
         try:
-            prompt = tuple(self._tokenizer.encode(self._template.render(messages, add_generation_prompt=True)))
+            if request.prompt_chars > INLINE_RENDER_CHARS:
+                draft = await asyncio.to_thread(self._draft, request, salt)
+            else:
+                draft = self._draft(request, salt)
+            prompt = await asyncio.to_thread(draft.ids) if draft.missing_chars > INLINE_CHARS else draft.ids()
         except ValueError as error:
             raise invalid(f"{error}.", "messages", "invalid_messages") from error
         if not prompt:
             raise invalid("The chat template made no tokens of these messages.", "messages", "invalid_messages")
         return prompt
+
+    def _draft(self, request: ChatRequest, salt: bytes) -> Draft:
+        messages: list[dict[str, Any]] = [asdict(message) for message in request.messages]
+        return self._encoder.draft(self._template.render(messages, add_generation_prompt=True), salt)
 
     def _sampling(self, request: ChatRequest, resume: Resume | None) -> Sampling:
         """The random number of a token depends on the seed and its position alone, so a resumed one gets the same."""

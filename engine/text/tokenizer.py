@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -39,7 +40,11 @@ class Tokenizer:
         self._bpe = _bpe(vocabulary)
         for whole, special in ((self._control, True), (self._user_defined, False)):
             self._bpe.add_tokens([AddedToken(tokens[i], special=special, normalized=False) for i in sorted(whole)])
-        self._prefix = [vocabulary.bos_id] if vocabulary.add_bos and vocabulary.bos_id is not None else []
+        self._special_ids = {tokens[i]: i for i in sorted(self._control | self._user_defined)}
+        longest_first = sorted(filter(None, self._special_ids), key=len, reverse=True)
+        self._special = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self.prefix = [vocabulary.bos_id] if vocabulary.add_bos and vocabulary.bos_id is not None else []
+        """What begins every prompt."""
         self._byte_of = _byte_alphabet()
         self._bytes: list[bytes | None] = [None] * len(tokens)
 
@@ -59,12 +64,30 @@ class Tokenizer:
         Bytes that the vocabulary has no token for (SmolLM2: some control characters and planes of Unicode without
         characters) are left out, as the model's own tokenizer does.
         """
+        (ids,) = self.encode_segments([text])
+        return ids if ids[: len(self.prefix)] == self.prefix else self.prefix + ids
+
+    def encode_segments(self, segments: list[str]) -> list[list[int]]:
+        """As `encode`, but each text for itself and without the token that begins a prompt."""
         try:
             # Of the library's calls only those on batches release the lock.
-            ids: list[int] = self._bpe.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return [found.ids for found in self._bpe.encode_batch_fast(segments, add_special_tokens=False)]
         except TypeError as error:
             raise ValueError("the text has a surrogate without its partner and cannot be encoded as UTF-8") from error
-        return ids if ids[:1] == self._prefix else self._prefix + ids
+
+    def segments(self, text: str) -> list[str | int]:
+        """The special tokens of a text, as ids, and the texts between them, none of which is empty.
+
+        As the library finds them: of those that begin first the longest. It does so before it looks at anything else,
+        so that the ids of a text are those of its segments, one after the other.
+        """
+        found: list[str | int] = []
+        for index, part in enumerate(self._special.split(text)):
+            if index % 2:
+                found.append(self._special_ids[part])
+            elif part:
+                found.append(part)
+        return found
 
     def bytes_of(self, token: int) -> bytes:
         """What a token adds to the text; nothing for control tokens. May be a part of a UTF-8 character."""
