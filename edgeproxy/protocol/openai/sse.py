@@ -60,8 +60,13 @@ class SseParser:
             return self._feed(chunk)
         events: list[Event] = []
         for block in chunk[:-2].split(b"\n\n"):
-            if block.startswith(b"data: ") and b"\n" not in block and len(block) + 2 <= self._limit:
-                events.append(Event(block[6:], block + b"\n\n"))
+            comment, rest = b"", block
+            if block.startswith(b":") and len(block) < self._limit:  # as native nodes do, before each event
+                comment, _, rest = block.partition(b"\n")
+            if rest.startswith(b"data: ") and b"\n" not in rest and len(rest) + 2 <= self._limit:
+                if comment:
+                    events.append(Event(b"", comment + b"\n", comment=True))
+                events.append(Event(rest[6:], rest + b"\n\n"))
             else:
                 events += self._feed(block + b"\n\n")
         return events
