@@ -65,6 +65,9 @@ class NodeConfig:
     names: tuple[tuple[str, str], ...] = ()
     """(model id here, what the node calls it), for those that differ."""
 
+    continue_final_message: bool = False
+    """It may go on with other nodes' streams from their text alone (vLLM, SGLang); the client is told."""
+
     def name_of(self, model: str) -> str:
         """What the node calls a model."""
         return next((theirs for ours, theirs in self.names if ours == model), model)

@@ -121,6 +121,11 @@ class _Node:
             raise self.error(f"is {self.value}", f"give a number from {least:g} to {most:g}")
         return float(self.value)
 
+    def flag(self) -> bool:
+        if not isinstance(self.value, bool):
+            raise self.error(f"is {_kind(self.value)}", "write true or false")
+        return self.value
+
     def count(self, least: int, most: int) -> int:
         number = self.number(least, most)
         if not number.is_integer():
@@ -207,7 +212,7 @@ def _region(name: str, node: _Node) -> RegionConfig:
 
 
 def _node(default_name: str, node: _Node) -> NodeConfig:
-    found = node.mapping(("name", "kind", "url", "models", "names", "launch", "api_key_env"))
+    found = node.mapping(("name", "kind", "url", "models", "names", "launch", "api_key_env", "continue_final_message"))
     for needed in ("url", "models"):
         if needed not in found:
             raise node.error(f"has no `{needed}`", "a node needs `url` and `models`")
@@ -226,7 +231,17 @@ def _node(default_name: str, node: _Node) -> NodeConfig:
         launch=launch,
         api_key_env=found["api_key_env"].text() if "api_key_env" in found else None,
         names=_names(found["names"], models) if "names" in found else (),
+        continue_final_message=_continues(found["continue_final_message"], kind)
+        if "continue_final_message" in found
+        else False,
     )
+
+
+def _continues(node: _Node, kind: str) -> bool:
+    wanted = node.flag()
+    if wanted and kind not in ("vllm", "sglang"):
+        raise node.error(f"a {kind} node knows no such field", "leave it out; native nodes resume exactly")
+    return wanted
 
 
 def _names(node: _Node, models: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

@@ -47,6 +47,7 @@ class Gateway:
         rng: Random,
     ) -> None:
         """`rest` answers everything but chat completions, and asks for keys itself."""
+        self._fleet = fleet
         self._keys = keys
         self._hosts = hosts
         self._limits = limits
@@ -123,7 +124,7 @@ class Gateway:
                 now = monotonic()
                 return in_turn(self._router.route(request.model, tenant, now)[1], now)
 
-            sent = Request(to_node(fields, call.request_id), request.body, again)
+            sent = Request(to_node(fields, call.request_id), request.body, again, self._fleet.continues)
             await self._relay.run(in_turn(decision, now), sent, answer, call)
 
     async def _other(self, scope: Scope, fields: Fields, receive: Receive, answer: Answer) -> None:

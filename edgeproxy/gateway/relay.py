@@ -14,8 +14,9 @@ from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import Call, Ending
 from edgeproxy.gateway.answer import Answer, Whole, whole
 from edgeproxy.gateway.attempt import Begun, Failed, attempt
+from edgeproxy.gateway.continuation import Said
 from edgeproxy.gateway.pump import Broken, Pump, Quiet
-from edgeproxy.gateway.resume import Candidates, go_on, successors
+from edgeproxy.gateway.resume import Candidates, go_on, go_on_from_text, successors
 from edgeproxy.gateway.transcript import Transcript
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.protocol.openai.errors import ApiError
@@ -59,6 +60,8 @@ class Request:
     """Beside the nodes' own credentials."""
     body: bytes
     again: Candidates
+    continues: bool = False
+    """Some node can go on with a stream from its text alone."""
 
 
 class Relay:
@@ -130,7 +133,7 @@ class Relay:
 
     async def _stream(self, place: Place, begun: Begun, request: Request, answer: Answer, call: Call) -> Ending:
         """To the stream's end, over as many nodes as it takes. Raises Broken where no other goes on with it."""
-        transcript = Transcript(begun.numerics)
+        transcript = Transcript(begun.numerics, Said() if request.continues else None)
         while True:
             try:
                 with closing(begun.response):
@@ -162,12 +165,16 @@ class Relay:
             place.move(node)
             return await self._attempt(node, request, body, unseen)
 
-        if transcript.resume() is None:
-            return None
-        found = await go_on(transcript, request.body, place.node, request.again, send, call)
-        self._metrics.resumed("failed" if found is None else "exact")
+        died, outcome = place.node, "exact"
+        found = await go_on(transcript, request.body, died, request.again, send, call)
+        if found is None:
+            outcome = "approximate"
+            found = await go_on_from_text(transcript, request.body, died, request.again, send, call)
         if found is not None:
+            self._metrics.resumed(outcome)
             call.node, call.region = place.node.name, place.node.region
+        elif transcript.resume() is not None:
+            self._metrics.resumed("failed")
         return found
 
     def _broke(self, node: Node, reason: str, call: Call) -> None:

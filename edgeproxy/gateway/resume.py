@@ -10,8 +10,10 @@ from typing import Protocol
 from edgeproxy.gateway.account import Call
 from edgeproxy.gateway.answer import Whole
 from edgeproxy.gateway.attempt import Begun, Failed
+from edgeproxy.gateway.continuation import SEAM
 from edgeproxy.gateway.transcript import Transcript
 from edgeproxy.protocol.node.resume import with_resume
+from edgeproxy.protocol.openai.sse import Event
 from edgeproxy.upstream.node import Node
 
 MAX_RESUMES = 8
@@ -65,6 +67,28 @@ async def go_on(
         if not asked or now >= deadline:
             return None
         await asyncio.sleep(min(pause, MAX_PAUSE_S, deadline - now))
+
+
+async def go_on_from_text(
+    transcript: Transcript, body: bytes, died: Node, candidates: Candidates, send: Try, call: Call
+) -> Begun | None:
+    """As `go_on`, by a node that can do no more than continue a text. Each is asked once."""
+    continued = None if transcript.said is None else transcript.said.request(body)
+    if continued is None or call.resumes >= MAX_RESUMES:
+        return None
+    for node in list(candidates()):
+        if node is died or not node.ready or not node.config.continue_final_message:
+            continue
+        try:
+            begun = await send(node, continued, _unseen(call))
+        except Failed:
+            continue
+        if isinstance(begun, Begun) and begun.parser is not None:
+            call.resumes += 1
+            transcript.goes_on_as_text()
+            begun.events.insert(0, Event(b"", SEAM, comment=True))
+            return begun
+    return None
 
 
 def _unseen(call: Call) -> Call:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import orjson
 
+from edgeproxy.gateway.continuation import Said
 from edgeproxy.protocol.node.resume import MAX_IDS, Resume, decode_note, is_note
 from edgeproxy.protocol.openai.sse import DONE, Event, encode
 
@@ -31,11 +32,25 @@ class Transcript:
     read only when the node has died.
     """
 
-    __slots__ = ("_chars", "_first", "_ids", "_max_tokens", "_seed", "_since", "_sound", "numerics")
+    __slots__ = (
+        "_before",
+        "_chars",
+        "_first",
+        "_ids",
+        "_max_tokens",
+        "_seed",
+        "_since",
+        "_sound",
+        "numerics",
+        "said",
+    )
 
-    def __init__(self, numerics: str | None) -> None:
-        """`numerics`: of the node; None for one that tells nothing, whose stream is passed on as it comes."""
+    def __init__(self, numerics: str | None, said: Said | None = None) -> None:
+        """`numerics`: of the node; None for one that tells nothing, whose stream is passed on as it comes.
+        `said`: keeps the text too, where some node can go on from that."""
         self.numerics = numerics
+        self.said = said
+        self._before: int | None = None
         self._sound = numerics is not None
         self._first: Event | None = None
         self._seed: int | None = None
@@ -50,8 +65,28 @@ class Transcript:
 
     def take(self, events: Iterable[Event]) -> bytes:
         """What the client gets of these events. Raises NodeGaveUp."""
+        if self.said is not None:
+            return self._take_text(self.said, list(events))
         if self.numerics is None:
             return b"".join([event.raw for event in events])
+        return self._take_notes(events)
+
+    def goes_on_as_text(self) -> None:
+        """The next events are those of a node that goes on from the text alone."""
+        if self.said is not None:
+            self.numerics, self._sound, self._before = None, False, self.said.chunks
+
+    def _take_text(self, said: Said, events: list[Event]) -> bytes:
+        for event in events:
+            said.add(event)
+        before = self._before
+        if before is not None:
+            return b"".join([said.rename(event, before) for event in events])
+        if self.numerics is None:
+            return b"".join([event.raw for event in events])
+        return self._take_notes(events)
+
+    def _take_notes(self, events: Iterable[Event]) -> bytes:
         passed: list[bytes] = []
         for event in events:
             if event.comment and is_note(event.raw):

@@ -115,6 +115,8 @@ class Fleet:
         self.home = Home(())
         self.nodes: tuple[Node, ...] = ()
         self.regions: tuple[str, ...] = ()
+        self.continues = False
+        """Some node goes on with a stream from its text."""
         self.replace(nodes)
 
     @classmethod
@@ -156,6 +158,7 @@ class Fleet:
             self.home.region = home.region
 
     def _index(self) -> None:
+        self.continues = any(node.config.continue_final_message for node in self.nodes)
         named: dict[str, tuple[Node, ...]] = {}
         prefixed: dict[str, tuple[Node, ...]] = {}
         for node in self.nodes:

@@ -2,7 +2,7 @@
 
 Covered elsewhere, by the same properties:
     test_watch.py     litellm#13774, #37140, #31499: a client's leaving did not stop the node
-    test_relay.py     litellm#4419, #14670: traceparent lost; #21553, aisix#144: Retry-After lost; sglang#25811: a client's 4xx
+    test_relay.py     litellm#4419, #14670: traceparent lost; #21553, aisix#144: Retry-After lost; sglang#25811: 4xx
                       opened the breaker; litellm#29557: buffered behind nginx; aisix#111: UTF-8 split over chunks
     test_account.py   litellm#7603, #13073, semantic-router#2132: keys in logs
     test_answer.py    llama.cpp#24774: no pings
