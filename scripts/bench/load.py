@@ -6,9 +6,11 @@ afterwards, so that the generator takes as little CPU as it can.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import json
+import os
 import platform
 import random
 import statistics
@@ -36,6 +38,32 @@ class Sample:
     gaps: tuple[float, ...]
     server_timing: dict[str, float]
     """The answer's Server-Timing, in milliseconds."""
+    stamps: tuple[float, ...] = ()
+    """When content came, by this process's clock."""
+    cached_tokens: int = 0
+
+    @property
+    def start(self) -> float:
+        """When it was sent, by the same clock."""
+        return self.stamps[0] - self.first_token
+
+
+class Refused(RuntimeError):
+    """The server answered with another status than 200."""
+
+    def __init__(self, status: int, body: str) -> None:
+        super().__init__(f"{status} {body}")
+        self.status = status
+        self.body = body
+
+    @property
+    def structured(self) -> bool:
+        """Whether it is an error as OpenAI writes them."""
+        try:
+            error = json.loads(self.body)["error"]
+            return {"message", "type", "param", "code"} <= set(error)
+        except (ValueError, KeyError, TypeError):
+            return False
 
 
 def prompt(rng: random.Random, tokens: int) -> list[dict[str, str]]:
@@ -50,7 +78,7 @@ def prompt(rng: random.Random, tokens: int) -> list[dict[str, str]]:
 async def ask(
     session: aiohttp.ClientSession, base_url: str, model: str, messages: list[dict[str, str]], max_tokens: int
 ) -> Sample:
-    """Raises RuntimeError with the server's own words when it does not answer 200."""
+    """Raises Refused when it does not answer 200, RuntimeError with the server's own words when it fails later."""
     body = {
         "model": model,
         "messages": messages,
@@ -64,7 +92,7 @@ async def ask(
     start = time.perf_counter()
     async with session.post(f"{base_url}/chat/completions", json=body) as response:
         if response.status != 200:
-            raise RuntimeError(f"{base_url}: {response.status} {await response.text()}")
+            raise Refused(response.status, await response.text())
         timing = _server_timing(response.headers.get("server-timing", ""))
         async for data in response.content.iter_any():
             pieces.append((time.perf_counter(), data))
@@ -94,6 +122,8 @@ def _sample(start: float, pieces: Sequence[tuple[float, bytes]], timing: dict[st
         completion_tokens=usage["completion_tokens"],
         gaps=tuple(b - a for a, b in itertools.pairwise(stamps)),
         server_timing=timing,
+        stamps=tuple(stamps),
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
     )
 
 
@@ -114,6 +144,29 @@ async def together(
     start = time.perf_counter()
     samples = await asyncio.gather(*(ask(session, base_url, model, p, max_tokens) for p in prompts))
     return list(samples), time.perf_counter() - start
+
+
+async def node_status(session: aiohttp.ClientSession, base_url: str) -> dict[str, Any]:
+    """What a native node tells of itself; empty where there is none. The token comes from EDGEPROXY_NODE_TOKEN."""
+    headers = {"x-node-token": os.environ.get("EDGEPROXY_NODE_TOKEN", "")}
+    async with session.get(f"{base_url.removesuffix('/v1')}/node/v1/status", headers=headers) as response:
+        found: dict[str, Any] = await response.json() if response.status == 200 else {}
+        return found
+
+
+async def idle(session: aiohttp.ClientSession, base_url: str, seconds: float = 30) -> dict[str, Any]:
+    """The node's status once nothing runs or waits and all blocks are back; after `seconds` as it is."""
+    end = time.monotonic() + seconds
+    while True:
+        status = await node_status(session, base_url)
+        if not status or time.monotonic() > end or not (status["running"] + status["waiting"] + held_blocks(status)):
+            return status
+        await asyncio.sleep(0.05)
+
+
+def held_blocks(status: dict[str, Any]) -> int:
+    """KV blocks that sequences hold or are promised."""
+    return int(status["kv_blocks_total"] - status["kv_blocks_free"] - status["kv_blocks_evictable"])
 
 
 def tokens_per_second(sample: Sample) -> float:
@@ -144,8 +197,18 @@ def machine() -> dict[str, Any]:
     }
 
 
-def report(path: Path | None, table: list[tuple[str, ...]], samples: dict[str, list[Sample]]) -> None:
-    """Prints a Markdown table; writes it with every sample as JSON when a path is given."""
+def arguments(about: str | None) -> argparse.ArgumentParser:
+    """What every load takes."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base-url", default="http://127.0.0.1:8101/v1")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="Where to write all of it as JSON.")
+    return parser
+
+
+def report(path: Path | None, table: list[tuple[str, ...]], samples: dict[str, list[Sample]], **more: Any) -> None:
+    """Prints a Markdown table; writes it with every sample, and `more`, as JSON when a path is given."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     for number, row in enumerate(table):
         print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |")
@@ -156,5 +219,6 @@ def report(path: Path | None, table: list[tuple[str, ...]], samples: dict[str, l
             "machine": machine(),
             "table": table,
             "samples": {name: [asdict(s) for s in rows] for name, rows in samples.items()},
+            **more,
         }
         path.write_text(json.dumps(data, indent=1))
