@@ -16,6 +16,9 @@ class _Tensor(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+_Logprobs = tuple[float, tuple[tuple[int, float], ...]]
+"""The fields of step.Logprobs."""
+
 class Executor:
     def __init__(
         self,
@@ -33,8 +36,8 @@ class Executor:
     @property
     def isa(self) -> str: ...
     def submit(self, plan: StepPlan) -> None: ...
-    def collect(self) -> tuple[int, list[tuple[int, int | None, int]], float, float]:
-        """(step, [(slot, token, finish)], started, ended); finish: 0 none, 1 stop, 2 error"""
+    def collect(self) -> tuple[int, list[tuple[int, int | None, int, _Logprobs | None]], float, float]:
+        """(step, [(slot, token, finish, logprobs)], started, ended); finish: 0 none, 1 stop, 2 error"""
     def logits(self, slot: int) -> bytes | None:
         """float32 [vocab]; None if the slot has none."""
     def worker_seconds(self) -> list[float]:
@@ -64,5 +67,7 @@ def matmul(isa: str, dtype: str, weights: bytes, rows: int, cols: int, x: bytes)
     order, y += (levels . w) * (d * scale), and for Q4_1 y += m * (scale * sum(levels)), by fused multiply-adds.
     """
 
-def sample(isa: str, logits: bytes, sampling: Sampling, position: int) -> int | None:
-    """The token for `position` out of f32 logits, or None if they are not finite."""
+def sample(
+    isa: str, logits: bytes, sampling: Sampling, position: int, history: tuple[int, ...] = ()
+) -> tuple[int, _Logprobs | None] | None:
+    """(token, logprobs) for `position` out of f32 logits, or None if they are not finite."""

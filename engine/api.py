@@ -231,11 +231,13 @@ class NodeApp:
         completion = Completion(name, created(), request.model, self._node.numerics)
         piece = await answer.next()
         headers = (*JSON, *self._answer_headers(exchange, request, answer))
-        text = piece.text
+        text, logprobs = piece.text, [*piece.logprobs]
         while piece.finish is None:
             piece = await answer.next()
             text += piece.text
-        await exchange.respond(200, completion.whole(text, piece.finish, answer.usage()), headers)
+            logprobs += piece.logprobs
+        told = logprobs if request.top_logprobs is not None else None
+        await exchange.respond(200, completion.whole(text, piece.finish, answer.usage(), told), headers)
 
     async def _stream(
         self, exchange: Exchange, request: ChatRequest, answer: Answer, name: str, resume: Resume | None
@@ -250,8 +252,10 @@ class NodeApp:
         while True:
             if notes is not None:
                 events += notes.before(piece)
+            logprobs = piece.logprobs if request.top_logprobs is not None else None
             if piece.text:
-                events += stream.text(piece.text)
+                events += stream.text(piece.text, logprobs)
+                logprobs = None
             if piece.finish is not None:
                 break
             if events:
@@ -263,7 +267,7 @@ class NodeApp:
                 return
             events = b""
         if resume is None or not resume.finished:
-            events += stream.finish(piece.finish)
+            events += stream.finish(piece.finish, logprobs)
         if request.include_usage:
             events += stream.usage(answer.usage())
         await exchange.write(events + stream.done(), more=False)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from edgeproxy.protocol.node.blocks import Prefix
 from edgeproxy.protocol.node.request import Terms
 from edgeproxy.protocol.node.resume import Resume
-from edgeproxy.protocol.openai.chat import FinishReason, Usage
+from edgeproxy.protocol.openai.chat import FinishReason, TokenLogprob, Usage
 from edgeproxy.protocol.openai.errors import ApiError, invalid
 from edgeproxy.protocol.openai.schema import ChatRequest
 from engine import admission
 from engine.loop import EngineLoop, Generation
 from engine.sequence import Delta, GenerationRequest, Timing
-from engine.step import Finish, Sampling
+from engine.step import Finish, Logprobs, Sampling
 from engine.text.detokenize import Detokenizer
+from engine.text.logprobs import TokenLogprobs
 from engine.text.prompt import Draft, PromptEncoder
 from engine.text.stop import StopStrings
 from engine.text.template import ChatTemplate
@@ -42,6 +43,8 @@ class Piece:
     finish: FinishReason | None = None
     ids: tuple[int, ...] = ()
     """The tokens that were read for it; their text may still be held back."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the tokens that begin in this text, where they were asked for."""
 
 
 class Opening(NamedTuple):
@@ -52,35 +55,52 @@ class Opening(NamedTuple):
 
 
 class Reader:
-    """Tokens to text: never half a character, nothing of a stop string, and nothing after one."""
+    """Tokens to text: never half a character, nothing of a stop string or stop id, and nothing after one."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], skip: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: ChatRequest, stop_ids: tuple[int, ...], skip: int = 0) -> None:
         """`skip`: characters of text that the client has got already."""
-        self._detokenizer = detokenizer
-        self._stops = StopStrings(stops)
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(request.stop)
+        self._stop_ids = stop_ids
+        self._min_tokens = request.min_tokens
+        self._logprobs = None if request.top_logprobs is None else TokenLogprobs(tokenizer)
         self._skip = skip
+        self._characters = 0
+        """Of all text that tokens have completed, shown or held back."""
         self.tokens = 0
         """Read so far. Counts the token that ended the answer, but none sampled after a stop string."""
 
-    def read(self, tokens: tuple[int, ...]) -> Piece:
+    def read(self, tokens: tuple[int, ...], logprobs: tuple[Logprobs, ...] = ()) -> Piece:
+        """logprobs: of each token, where the request asks for them."""
         text = ""
-        for count, token in enumerate(tokens, 1):  # one by one: what follows a stop string is neither shown nor counted
+        for index, token in enumerate(tokens):  # one by one: what follows a stop string is neither shown nor counted
             self.tokens += 1
-            text += self._stops.push(self._detokenizer.push((token,)))
+            if token in self._stop_ids:
+                continue
+            if self._logprobs is not None:
+                self._logprobs.push(token, logprobs[index], self._characters)
+            text += self._pass_on(self._detokenizer.push((token,)))
             if self._stops.found:
-                return Piece(self._new(text), "stop", tokens[:count])
-        return Piece(self._new(text), None, tokens)
+                return self._piece(text, tokens[: index + 1], "stop")
+        return self._piece(text, tokens)
 
     def end(self, piece: Piece, finish: FinishReason) -> Piece:
         """The last piece, with what was held back."""
-        text = self._stops.push(self._detokenizer.finish())
-        text += self._stops.finish()
-        return Piece(piece.text + self._new(text), "stop" if self._stops.found else finish, piece.ids)
+        text = self._pass_on(self._detokenizer.finish())
+        last = self._piece(text + self._stops.finish(), piece.ids, "stop" if self._stops.found else finish)
+        rest = self._logprobs.rest() if self._logprobs is not None and not self._stops.found else ()
+        return replace(last, text=piece.text + last.text, logprobs=piece.logprobs + last.logprobs + rest)
 
-    def _new(self, text: str) -> str:
+    def _pass_on(self, text: str) -> str:
+        """What can be shown of new text. Stop strings count from the first text after min_tokens."""
+        self._characters += len(text)
+        return text if self.tokens <= self._min_tokens else self._stops.push(text)
+
+    def _piece(self, text: str, ids: tuple[int, ...], finish: FinishReason | None = None) -> Piece:
+        told = self._logprobs.shown(len(text)) if self._logprobs is not None else ()
         new = text[self._skip :]
         self._skip -= len(text) - len(new)
-        return new
+        return Piece(new, finish, ids, told)
 
 
 class Answer:
@@ -135,7 +155,7 @@ class Answer:
         return Usage(self._prompt_tokens, self._reader.tokens, self._cached)
 
     def _read(self, delta: Delta) -> Piece:
-        piece = self._reader.read(delta.tokens)
+        piece = self._reader.read(delta.tokens, delta.logprobs)
         if piece.finish:
             self.abort()
             return piece
@@ -176,11 +196,11 @@ class Chat:
         Raises ApiError where the messages cannot be rendered, the engine has stopped or computes otherwise than the
         node that is to be resumed.
         """
-        self._check(resume)
+        self._check(request, resume)
         prompt = await self._prompt(request, terms.salt)
-        sampling = self._sampling(request, resume)
+        sampling = self._sampling(request, resume, len(prompt))
         most = self._max_tokens(request, len(prompt)) if resume is None else resume.max_tokens
-        reader = Reader(Detokenizer(self._tokenizer), request.stop, resume.chars if resume is not None else 0)
+        reader = Reader(self._tokenizer, request, sampling.stop_ids, resume.chars if resume is not None else 0)
         ids: tuple[int, ...] = ()
         replayed: Piece | None = None
         if resume is not None and resume.ids:
@@ -194,15 +214,25 @@ class Chat:
             )
         return Answer(generation, reader, Opening(sampling.seed, most), len(prompt), replayed)
 
-    def _check(self, resume: Resume | None) -> None:
+    def _check(self, request: ChatRequest, resume: Resume | None) -> None:
+        self._check_ids("logit_bias", (token for token, _ in request.logit_bias))
+        self._check_ids("stop_token_ids", request.stop_token_ids)
         if resume is None:
             return
+        if request.top_logprobs is not None:
+            raise ApiError(
+                409, "A stream with logprobs cannot be resumed: those of tokens held back are lost.", "logprobs"
+            )
         if resume.numerics != self._engine.numerics:
             raise ApiError(
                 409, "This node computes otherwise than the one to be resumed: ask one of equal numerics.", "numerics"
             )
-        if any(token >= self._engine.limits.vocab for token in resume.ids):
-            raise invalid("'resume.ids' has tokens that this model does not have.", "resume", "invalid_value")
+        self._check_ids("resume", resume.ids)
+
+    def _check_ids(self, field: str, ids: Iterable[int]) -> None:
+        vocab = self._engine.limits.vocab
+        if any(token >= vocab for token in ids):
+            raise invalid(f"'{field}' names a token outside this model's {vocab}.", field, "invalid_value")
 
     def _replay(self, resume: Resume, reader: Reader, sampling: Sampling) -> Piece:
         piece = reader.read(resume.ids)
@@ -229,15 +259,24 @@ class Chat:
         messages: list[dict[str, Any]] = [asdict(message) for message in request.messages]
         return self._encoder.draft(self._template.render(messages, add_generation_prompt=True), salt)
 
-    def _sampling(self, request: ChatRequest, resume: Resume | None) -> Sampling:
+    def _sampling(self, request: ChatRequest, resume: Resume | None, prompt: int) -> Sampling:
         """The random number of a token depends on the seed and its position alone, so a resumed one gets the same."""
+        ends = () if request.ignore_eos else self._tokenizer.eos_ids
         given = request.seed if resume is None else resume.seed
         return Sampling(
             temperature=request.temperature,
             top_p=max(request.top_p, LEAST_TOP_P),
             top_k=min(request.top_k, self._engine.limits.vocab),
             seed=(self._seeds() if given is None else given) % 2**64,
-            stop_ids=() if request.ignore_eos else tuple(self._tokenizer.eos_ids),
+            stop_ids=(*ends, *request.stop_token_ids),
+            min_p=request.min_p,
+            repetition=request.repetition_penalty,
+            frequency=request.frequency_penalty,
+            presence=request.presence_penalty,
+            bias=request.logit_bias,
+            first=prompt,
+            min_tokens=request.min_tokens,
+            logprobs=request.top_logprobs,
         )
 
     def _max_tokens(self, request: ChatRequest, prompt: int) -> int:

@@ -89,7 +89,14 @@ class Generation:
 
 def _join(first: Delta, then: Delta) -> Delta:
     told = first if first.timing else then
-    return Delta(first.tokens + then.tokens, then.finish, told.timing, told.cached, told.prefix)
+    return Delta(
+        first.tokens + then.tokens,
+        then.finish,
+        told.timing,
+        told.cached,
+        told.prefix,
+        first.logprobs + then.logprobs,
+    )
 
 
 class EngineLoop:

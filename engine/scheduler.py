@@ -282,9 +282,12 @@ class Scheduler:
         sequence.planned += len(tokens) or 1
         sample = sequence.planned >= sequence.prefill
         sequence.sampling += sample
-        opens = None if sequence.opened else sequence.request.sampling
+        if sequence.opened:
+            return Row(sequence.slot, start, tokens, sequence.blocks, sample)
         sequence.opened = True
-        return Row(sequence.slot, start, tokens, sequence.blocks, sample, opens)
+        opens = sequence.request.sampling
+        history = tuple(sequence.tokens) if opens.penalises else ()
+        return Row(sequence.slot, start, tokens, sequence.blocks, sample, opens, history)
 
     def _clocked(self, plan: StepPlan, result: StepResult) -> None:
         self._gauges.stepped(plan, result)
@@ -309,7 +312,7 @@ class Scheduler:
             queue_s, prefill_s = sequence.started - sequence.submitted, result.ended - sequence.started
             timing = Timing(max(0.0, queue_s), prefill_s, max(0.0, now - result.ended))
             prefix = sequence.prefix
-        delta = Delta(row.tokens, finish, timing, sequence.cached if timing else 0, prefix)
+        delta = Delta(row.tokens, finish, timing, sequence.cached if timing else 0, prefix, row.logprobs)
         return self._end(sequence, delta) if finish else delta
 
     # What goes.

@@ -8,7 +8,7 @@ from enum import Enum
 
 from edgeproxy.protocol.node.blocks import Prefix
 from engine.kv import TOKEN_TYPE, Link
-from engine.step import BLOCK_TOKENS, Finish, Sampling
+from engine.step import BLOCK_TOKENS, Finish, Logprobs, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class Delta:
     """Prompt tokens whose KV was reused instead of computed; set beside `timing`."""
     prefix: Prefix | None = None
     """The prompt's full blocks, where it has any; set beside `timing`."""
+    logprobs: tuple[Logprobs, ...] = ()
+    """One for each of `tokens`, where they were asked for."""
 
 
 class Phase(Enum):

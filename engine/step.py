@@ -27,11 +27,14 @@ class Finish(StrEnum):
 class Sampling:
     """How one sequence samples. Lives in the executor's slot from the first row that names it.
 
-    Order: logits / temperature, the top_k largest (ties: lowest id), softmax, the smallest descending set whose
-    probability reaches top_p, inverse CDF over that descending order. `temperature == 0` is argmax, ties to the
-    lowest id. The uniform number for the token at absolute position p is Philox4x32-10 (Salmon et al., SC'11) with
-    key = seed (64 bit, low word first) and counter = (p, 0, 0, 0): its first word >> 8, times 2**-24. It depends on
-    nothing else, so a sequence samples the same alone, in a batch, and after it was moved.
+    In this order, which is vLLM's (docs/sampling.md): bias; the penalties on every token seen before; stop_ids held
+    back during min_tokens; then, unless temperature is 0, which is argmax with ties to the lowest id: logits /
+    temperature, min_p, the top_k largest (ties: lowest id), softmax, the smallest descending set whose probability
+    reaches top_p, inverse CDF over that descending order. Bias and penalties are float32 operations, each rounded once.
+
+    The uniform number for the token at absolute position p is Philox4x32-10 (Salmon et al., SC'11) with key = seed
+    (64 bit, low word first) and counter = (p, 0, 0, 0): its first word >> 8, times 2**-24. So a sequence samples the
+    same alone, in a batch, and after it was moved.
     """
 
     temperature: float = 1.0
@@ -41,6 +44,37 @@ class Sampling:
     seed: int = 0
     stop_ids: tuple[int, ...] = ()
     """Ids that end the sequence when sampled (end of text, stop_token_ids); empty when they are to be ignored."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest are left out."""
+    repetition: float = 1.0
+    """Positive logits of tokens in the prompt or sampled before are divided by it, others multiplied."""
+    frequency: float = 0.0
+    """Taken off a logit for each time that its token was sampled before."""
+    presence: float = 0.0
+    """Taken off the logit of a token that was sampled before."""
+    bias: tuple[tuple[int, float], ...] = ()
+    """(id, what is added to its logit)."""
+    first: int = 0
+    """Position of the first sampled token: how long the prompt is, also where tokens behind it are known already."""
+    min_tokens: int = 0
+    """Tokens that are sampled before a stop id may be."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens are told of beside the sampled one; None: nothing is told."""
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the tokens before matter."""
+        return self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural logarithms of the model's own probabilities: before bias, penalties and temperature."""
+
+    sampled: float
+    """Of the token that was sampled."""
+    top: tuple[tuple[int, float], ...]
+    """(id, its own) of the likeliest, in descending order, ties by id."""
 
 
 @dataclass(slots=True)
@@ -60,6 +94,8 @@ class Row:
     """Sample the next token after this row's last position."""
     opens: Sampling | None = None
     """Set on the first row of a sequence: the slot is reset to this sampling state before the row runs."""
+    history: tuple[int, ...] = ()
+    """With an `opens` that penalises: all tokens known, of this row, before and behind it. Later samples are added."""
 
     @property
     def count(self) -> int:
@@ -80,6 +116,8 @@ class RowResult:
     """Sampled ids, in order. Empty for a prefill row without `sample` and for a row of a slot that had finished."""
     finish: Finish | None = None
     """STOP: the last token is one of the slot's stop_ids. ERROR: its logits were not finite; it sampled nothing."""
+    logprobs: tuple[Logprobs, ...] = ()
+    """One for each of `tokens`, where the slot asked for them."""
 
 
 @dataclass(frozen=True, slots=True)

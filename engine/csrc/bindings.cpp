@@ -1,6 +1,5 @@
 // engine._native: the executor for Python, and single kernels for tests.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -49,19 +48,57 @@ void append(nb::handle values, const char* name, std::vector<uint32_t>& out) {
         out.push_back(u32(PyTuple_GET_ITEM(values.ptr(), i), name));
 }
 
-edge::Sampling sampling_of(nb::handle from) {
-    edge::Sampling to;
-    to.temperature = number_of(from.attr("temperature"), "temperature");
-    to.top_p = number_of(from.attr("top_p"), "top_p");
-    to.top_k = u32(from.attr("top_k"), "top_k");
-    to.seed = u64(from.attr("seed"), "seed");
+float float_of(nb::handle value, const char* name) { return static_cast<float>(number_of(value, name)); }
+
+void read_biases(nb::handle pairs, edge::Sampling& to) {
+    if (!PyTuple_Check(pairs.ptr())) refuse("bias must be a tuple of (id, number)");
+    const Py_ssize_t count = PyTuple_GET_SIZE(pairs.ptr());
+    if (count > edge::kMaxBiases)
+        refuse(std::to_string(count) + " biases; the limit is " + std::to_string(edge::kMaxBiases));
+    to.bias_count = static_cast<uint32_t>(count);
+    for (uint32_t i = 0; i < to.bias_count; ++i) {
+        PyObject* pair = PyTuple_GET_ITEM(pairs.ptr(), static_cast<Py_ssize_t>(i));
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) refuse("bias must be a tuple of (id, number)");
+        to.bias_ids[i] = u32(PyTuple_GET_ITEM(pair, 0), "bias id");
+        to.biases[i] = float_of(PyTuple_GET_ITEM(pair, 1), "bias");
+    }
+}
+
+void read_stop_ids(nb::handle tuple, edge::Sampling& to) {
     std::vector<uint32_t> ids;
-    append(from.attr("stop_ids"), "stop_ids", ids);
+    append(tuple, "stop_ids", ids);
     if (ids.size() > edge::kMaxStopIds)
         refuse(std::to_string(ids.size()) + " stop_ids; the limit is " + std::to_string(edge::kMaxStopIds));
     to.stop_count = static_cast<uint32_t>(ids.size());
     std::copy(ids.begin(), ids.end(), to.stop_ids.begin());
+}
+
+edge::Sampling sampling_of(nb::handle from) {
+    edge::Sampling to;
+    to.temperature = number_of(from.attr("temperature"), "temperature");
+    to.top_p = number_of(from.attr("top_p"), "top_p");
+    to.min_p = number_of(from.attr("min_p"), "min_p");
+    to.top_k = u32(from.attr("top_k"), "top_k");
+    to.repetition = float_of(from.attr("repetition"), "repetition");
+    to.frequency = float_of(from.attr("frequency"), "frequency");
+    to.presence = float_of(from.attr("presence"), "presence");
+    to.seed = u64(from.attr("seed"), "seed");
+    to.first = u32(from.attr("first"), "first");
+    to.min_tokens = u32(from.attr("min_tokens"), "min_tokens");
+    if (const nb::object top = from.attr("logprobs"); !top.is_none()) {
+        to.logprobs = true;
+        to.top_logprobs = static_cast<uint32_t>(unsigned_of(top, "logprobs", edge::kMaxTop));
+    }
+    read_stop_ids(from.attr("stop_ids"), to);
+    read_biases(from.attr("bias"), to);
     return to;
+}
+
+// (of the sampled token, ((id, value), ...))
+nb::tuple view(const edge::Logprobs& logprobs) {
+    nb::list top;
+    for (uint32_t i = 0; i < logprobs.count; ++i) top.append(nb::make_tuple(logprobs.top[i].id, logprobs.top[i].value));
+    return nb::make_tuple(logprobs.sampled, nb::tuple(top));
 }
 
 edge::TensorEntry tensor_of(nb::handle from) {
@@ -113,14 +150,15 @@ class PyExecutor {
         for (size_t i = 0; i < rows_.size(); ++i) {
             const Span& span = spans_[i];
             rows_[i].tokens = {ids_.data() + span.tokens, span.blocks - span.tokens};
-            rows_[i].blocks = {ids_.data() + span.blocks, span.end - span.blocks};
+            rows_[i].blocks = {ids_.data() + span.blocks, span.history - span.blocks};
+            rows_[i].history = {ids_.data() + span.history, span.end - span.history};
             rows_[i].opens = span.opens ? &opens_[span.opens - 1] : nullptr;
         }
         executor_.submit(
             static_cast<int64_t>(unsigned_of(plan.attr("step"), "step", std::numeric_limits<int64_t>::max())), rows_);
     }
 
-    // (step, [(slot, token or None, finish)], started, ended); finish: 0 none, 1 stop, 2 error
+    // (step, [(slot, token or None, finish, logprobs or None)], started, ended); finish: 0 none, 1 stop, 2 error
     nb::tuple collect() {
         const edge::Job* job;
         {
@@ -129,8 +167,9 @@ class PyExecutor {
         }
         nb::list rows;
         for (const edge::Job::Outcome& row : job->outcomes)
-            rows.append(
-                nb::make_tuple(row.slot, row.sampled ? nb::cast(row.token) : nb::none(), static_cast<int>(row.finish)));
+            rows.append(nb::make_tuple(row.slot, row.sampled ? nb::cast(row.token) : nb::none(),
+                                       static_cast<int>(row.finish),
+                                       row.told ? nb::object(view(row.logprobs)) : nb::none()));
         return nb::make_tuple(job->step, rows, job->started, job->ended);
     }
 
@@ -148,8 +187,8 @@ class PyExecutor {
 
   private:
     struct Span {
-        size_t tokens, blocks, end;  // into ids_
-        size_t opens;                // into opens_, plus 1
+        size_t tokens, blocks, history, end;  // into ids_
+        size_t opens;                         // into opens_, plus 1
     };
 
     static std::vector<edge::TensorEntry> entries(nb::handle tensors) {
@@ -168,11 +207,13 @@ class PyExecutor {
         append(row.attr("tokens"), "tokens", ids_);
         span.blocks = ids_.size();
         append(row.attr("blocks"), "blocks", ids_);
-        span.end = ids_.size();
+        span.history = ids_.size();
         if (const nb::object opens = row.attr("opens"); !opens.is_none()) {
             opens_.push_back(sampling_of(opens));
             span.opens = opens_.size();
+            append(row.attr("history"), "history", ids_);
         }
+        span.end = ids_.size();
         rows_.push_back(to);
         spans_.push_back(span);
     }
@@ -234,12 +275,32 @@ nb::bytes pack(const std::string& dtype, nb::handle rows, nb::handle cols, nb::b
     return nb::steal<nb::bytes>(packed);
 }
 
-std::optional<uint32_t> sample(const std::string& isa, nb::bytes logits, nb::handle sampling, uint32_t position) {
+nb::object sample(const std::string& isa, nb::bytes logits, nb::handle from, uint32_t position, nb::handle history) {
     std::vector<float> values(logits.size() / sizeof(float));
     if (values.empty()) refuse("there are no logits");
     std::memcpy(values.data(), logits.data(), values.size() * sizeof(float));
-    edge::Sampler sampler(static_cast<uint32_t>(values.size()));
-    return sampler(edge::kernels_for(isa), values.data(), sampling_of(sampling), position);
+    const auto vocab = static_cast<uint32_t>(values.size());
+    const edge::Sampling sampling = sampling_of(from);
+    std::vector<uint32_t> tokens, words(vocab), ids(vocab);
+    append(history, "history", tokens);
+    const auto all_known = [&](auto begin, auto end) {
+        return std::all_of(begin, end, [&](auto id) { return id < vocab; });
+    };
+    if (!all_known(tokens.begin(), tokens.end()) ||
+        !all_known(sampling.bias_ids.begin(), sampling.bias_ids.begin() + sampling.bias_count) ||
+        (sampling.min_tokens && !all_known(sampling.stop_ids.begin(), sampling.stop_ids.begin() + sampling.stop_count)))
+        refuse("an id is outside the vocabulary of " + std::to_string(vocab));
+    edge::Seen seen(words.data(), ids.data());
+    for (size_t i = 0; i < tokens.size(); ++i)
+        i < sampling.first ? seen.add_prompt(tokens[i]) : seen.add_sampled(tokens[i]);
+    edge::Sampler sampler(vocab);
+    const edge::Kernels& kernels = edge::kernels_for(isa);
+    const auto token = sampler(kernels, values.data(), sampling, seen, position);
+    if (!token) return nb::none();
+    const nb::object told =
+        sampling.logprobs ? nb::object(view(sampler.logprobs(kernels, values.data(), *token, sampling.top_logprobs)))
+                          : nb::none();
+    return nb::make_tuple(*token, told);
 }
 
 }  // namespace
@@ -266,6 +327,6 @@ NB_MODULE(_native, m) {
     m.def("philox4x32", &philox, "counter"_a, "key"_a);
     m.def("matmul", &matmul, "isa"_a, "dtype"_a, "weights"_a, "rows"_a, "cols"_a, "x"_a,
           "x [n, cols] f32 times a matrix in GGUF's blocks or packed -> [n, rows] f32.");
-    m.def("sample", &sample, "isa"_a, "logits"_a, "sampling"_a, "position"_a,
-          "The token for `position` out of f32 logits, or None if they are not finite.");
+    m.def("sample", &sample, "isa"_a, "logits"_a, "sampling"_a, "position"_a, "history"_a = nb::tuple(),
+          "(token, logprobs or None) for `position` out of f32 logits, or None if they are not finite.");
 }

@@ -104,6 +104,12 @@ Forward::Forward(const Model& model, const Kernels& kernels, const Limits& limit
     }
     for (uint32_t i = 0; i < config.head_dim; i += 2)
         frequencies_.push_back(std::pow(config.rope_theta, -static_cast<double>(i) / config.head_dim));
+    const size_t different = std::min(limits.context, config.vocab);
+    seen_ = Buffer<uint32_t>(limits.slots * (config.vocab + different));
+    for (uint32_t i = 0; i < limits.slots; ++i) {
+        uint32_t* words = seen_.data() + i * (config.vocab + different);
+        slots_[i].seen = Seen(words, words + config.vocab);
+    }
     const size_t most_draws = std::min<size_t>(limits.slots, tokens);
     tokens_.reserve(tokens);
     units_.reserve(tokens);
@@ -121,7 +127,7 @@ bool Forward::prepare(Job& job) {
     for (uint32_t i = 0; i < job.rows.size(); ++i) {
         const Job::Row& row = job.rows[i];
         Slot& slot = slots_[row.slot];
-        if (row.opens) slot = {row.sampling, 0, false, false};
+        if (row.opens) open(slot, job, row);
         if (slot.finished) continue;
         place(job, row);
         if (!row.sample) continue;
@@ -135,6 +141,20 @@ bool Forward::prepare(Job& job) {
     cut(count <= few_ ? 1 : std::min(count, ceil_div(ceil_div(count, kMostChunk), members) * members));
     if (count <= few_) list_items();
     return true;
+}
+
+void Forward::open(Slot& slot, const Job& job, const Job::Row& row) {
+    slot.sampling = *row.opens;
+    slot.last = 0;
+    slot.finished = slot.has_logits = false;
+    slot.seen.clear();
+    for (uint32_t i = 0; i < row.history; ++i) {
+        const uint32_t id = job.histories[row.first_history + i];
+        if (i < slot.sampling.first)
+            slot.seen.add_prompt(id);
+        else
+            slot.seen.add_sampled(id);
+    }
 }
 
 void Forward::place(const Job& job, const Job::Row& row) {
@@ -456,7 +476,8 @@ void Forward::draw(uint32_t index, uint32_t member) {
     Job::Outcome& outcome = job_->outcomes[wanted.row];
     Slot& slot = slots_[outcome.slot];
     slot.has_logits = true;
-    const auto token = samplers_[member](kernels_, logits(outcome.slot), slot.sampling, wanted.position);
+    Sampler& sampler = samplers_[member];
+    const auto token = sampler(kernels_, logits(outcome.slot), slot.sampling, slot.seen, wanted.position);
     if (!token) {
         slot.finished = true;
         outcome.finish = Finish::error;
@@ -464,6 +485,10 @@ void Forward::draw(uint32_t index, uint32_t member) {
     }
     slot.last = outcome.token = *token;
     outcome.sampled = true;
+    if (slot.sampling.penalises()) slot.seen.add_sampled(*token);
+    outcome.told = slot.sampling.logprobs;
+    if (outcome.told)
+        outcome.logprobs = sampler.logprobs(kernels_, logits(outcome.slot), *token, slot.sampling.top_logprobs);
     slot.finished = slot.sampling.stops(*token);
     if (slot.finished) outcome.finish = Finish::stop;
 }

@@ -39,6 +39,7 @@ class Forward {
         uint32_t last = 0;  // token sampled last
         bool finished = false;
         bool has_logits = false;
+        Seen seen;  // where the sampling penalises
     };
     struct Token {
         uint32_t id, position, block;
@@ -91,6 +92,7 @@ class Forward {
         Quantised quantised;
     };
 
+    static void open(Slot& slot, const Job& job, const Job::Row& row);
     void place(const Job& job, const Job::Row& row);
     void cut(uint32_t chunks);
     void list_items();
@@ -142,6 +144,7 @@ class Forward {
     std::vector<double> frequencies_;    // [head_dim / 2]
     Buffer<float> parts_;                // [few_][heads][most_parts_][part_floats]
     Buffer<float> logits_;               // last logits [slots][vocab]
+    Buffer<uint32_t> seen_;              // [slots]: words [vocab], ids [min(context, vocab)], as Seen has them
     std::vector<Workspace> workspaces_;  // one a member
 };
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "sampler.h"
+#include "sampling.h"
 
 namespace edge {
 
@@ -26,6 +26,7 @@ struct PlanRow {
     std::span<const uint32_t> blocks;
     bool sample = false;
     const Sampling* opens = nullptr;
+    std::span<const uint32_t> history;  // all tokens known, where `opens` penalises
 };
 
 // A job lives in a ring and is filled again and again; its vectors are reserved once.
@@ -33,20 +34,25 @@ struct Job {
     struct Row {
         uint32_t slot, start, count;
         uint32_t first_token, first_block;  // into `tokens` (unless decode) and `blocks`
-        bool decode, sample, opens;
-        Sampling sampling;  // if opens
+        uint32_t first_history, history;    // into `histories`
+        bool decode, sample;
+        const Sampling* opens;  // in `openings`, or null
     };
     struct Outcome {
         uint32_t slot;
         bool sampled;
         uint32_t token;
         Finish finish;
+        bool told;  // `logprobs` is there
+        Logprobs logprobs;
     };
 
     int64_t step = 0;
     std::vector<Row> rows;
     std::vector<uint32_t> tokens;
     std::vector<uint32_t> blocks;
+    std::vector<Sampling> openings;
+    std::vector<uint32_t> histories;
     std::vector<Outcome> outcomes;  // one a row
     double started = 0.0;           // CLOCK_MONOTONIC, seconds
     double ended = 0.0;
@@ -68,6 +74,7 @@ class PlanWriter {
   private:
     void check_row(const Job& job, const PlanRow& row) const;
     void check_sampling(const PlanRow& row) const;
+    void check_token(const PlanRow& row, uint32_t token, const char* which) const;
     void claim_blocks(const PlanRow& row);
 
     struct Slot {

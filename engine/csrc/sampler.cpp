@@ -1,6 +1,8 @@
 #include "sampler.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "philox.h"
 
@@ -8,6 +10,7 @@ namespace edge {
 namespace {
 
 constexpr double kAll = 750.0;
+constexpr float kLargest = std::numeric_limits<float>::max();
 
 struct Later {
     const float* logits;
@@ -16,34 +19,80 @@ struct Later {
 
 }  // namespace
 
-bool Sampling::stops(uint32_t token) const {
-    const auto end = stop_ids.begin() + stop_count;
-    return std::find(stop_ids.begin(), end, token) != end;
-}
-
-Sampler::Sampler(uint32_t vocab) : weights_(vocab) { order_.reserve(vocab); }
+Sampler::Sampler(uint32_t vocab) : adjusted_(vocab), weights_(vocab) { order_.reserve(vocab); }
 
 std::optional<uint32_t> Sampler::operator()(const Kernels& kernels, const float* logits, const Sampling& sampling,
-                                            uint32_t position) {
+                                            const Seen& seen, uint32_t position) {
     const auto vocab = static_cast<uint32_t>(weights_.size());
-    const Peak peak = kernels.peak(logits, vocab);
+    Peak peak = kernels.peak(logits, vocab);
     if (!peak.finite) return std::nullopt;
+    if (sampling.bias_count != 0 || sampling.penalises() || sampling.holds(position)) {
+        std::copy_n(logits, vocab, adjusted_.data());
+        adjust(sampling, seen, position);
+        logits = adjusted_.data();
+        peak = kernels.peak(logits, vocab);
+    }
     if (sampling.temperature == 0.0 || sampling.top_k == 1) return peak.id;
-    const double total = kernels.softmax_weights(logits, vocab, peak.value, sampling.temperature, weights_.data());
+    double total = kernels.softmax_weights(logits, vocab, peak.value, sampling.temperature, weights_.data());
     const double chance = uniform(sampling.seed, position);
+    if (sampling.min_p > 0.0) {  // the peak's weight is 1
+        collect(logits, [&](uint32_t id) { return weights_[id] >= sampling.min_p; });
+        total = 0.0;
+        for (const uint32_t id : order_) total += weights_[id];
+        return draw(sampling, total, chance, true);
+    }
     // Sorting the vocabulary would cost more than the model's head: sort only what is near the peak, and more of it
     // while that does not decide. Beyond kAll temperatures every weight is zero.
     for (const double reach : {8.0, 24.0, 120.0, kAll}) {
-        collect(logits, static_cast<double>(peak.value) - reach * sampling.temperature);
+        const double least = static_cast<double>(peak.value) - reach * sampling.temperature;
+        collect(logits, [&](uint32_t id) { return static_cast<double>(logits[id]) >= least; });
         if (const auto token = draw(sampling, total, chance, reach == kAll)) return token;
     }
     return peak.id;  // never: the last draw decides
 }
 
-void Sampler::collect(const float* logits, double least) {
+// Every operation is rounded to float once; the sum and the product of finite numbers stay finite.
+void Sampler::adjust(const Sampling& sampling, const Seen& seen, uint32_t position) {
+    const auto set = [&](uint32_t id, float value) { adjusted_[id] = std::clamp(value, -kLargest, kLargest); };
+    for (uint32_t i = 0; i < sampling.bias_count; ++i)
+        set(sampling.bias_ids[i], adjusted_[sampling.bias_ids[i]] + sampling.biases[i]);
+    if (sampling.penalises())
+        for (const uint32_t id : seen.ids()) {
+            const float logit = adjusted_[id];
+            set(id, logit > 0.0f ? logit / sampling.repetition : logit * sampling.repetition);
+            const uint32_t count = seen.sampled(id);
+            if (count == 0) continue;
+            set(id, adjusted_[id] - sampling.frequency * static_cast<float>(count));
+            set(id, adjusted_[id] - sampling.presence);
+        }
+    if (sampling.holds(position))
+        for (uint32_t i = 0; i < sampling.stop_count; ++i) adjusted_[sampling.stop_ids[i]] = -kLargest;
+}
+
+Logprobs Sampler::logprobs(const Kernels& kernels, const float* logits, uint32_t token, uint32_t top) {
+    const auto vocab = static_cast<uint32_t>(weights_.size());
+    const double most = kernels.peak(logits, vocab).value;
+    const double shift =
+        most + std::log(kernels.softmax_weights(logits, vocab, static_cast<float>(most), 1.0, weights_.data()));
+    Logprobs found{static_cast<double>(logits[token]) - shift, 0, {}};
+    const uint32_t count = std::min(top, vocab);
+    // Insertion into a short sorted list: nearly every id ends at the first comparison.
+    for (uint32_t id = 0; id < vocab && count != 0; ++id) {
+        if (found.count == count && logits[id] <= logits[found.top[count - 1].id]) continue;
+        uint32_t at = found.count < count ? found.count++ : count - 1;
+        for (; at > 0 && logits[found.top[at - 1].id] < logits[id]; --at) found.top[at] = found.top[at - 1];
+        found.top[at].id = id;
+    }
+    for (uint32_t i = 0; i < found.count; ++i)
+        found.top[i].value = static_cast<double>(logits[found.top[i].id]) - shift;
+    return found;
+}
+
+template <class Keep>
+void Sampler::collect(const float* logits, Keep&& keep) {
     order_.clear();
     for (uint32_t id = 0; id < weights_.size(); ++id)
-        if (static_cast<double>(logits[id]) >= least) order_.push_back(id);
+        if (keep(id)) order_.push_back(id);
     logits_ = logits;
     ranked_ = 0;
     std::make_heap(order_.begin(), order_.end(), Later{logits});

@@ -12,7 +12,7 @@ from engine.model.arch import LlamaConfig
 from engine.model.gguf import Gguf
 from engine.model.image import Image
 from engine.model.pack import Packer, digest_of
-from engine.step import Finish, RowResult, StepPlan, StepResult
+from engine.step import Finish, Logprobs, RowResult, StepPlan, StepResult
 
 PACKER: Final = Packer("x16", MappingProxyType({"Q4_1": "Q4_1x16", "Q8_0": "Q8_0x16"}), _native.pack)
 """The layout of csrc/tensor.h: tiles of 16 rows, for every instruction set alike, and activations of 8 bits."""
@@ -78,7 +78,13 @@ class NativeExecutor(Executor):
         """Raises RuntimeError if nothing is submitted or once closed."""
         step, rows, started, ended = self._open().collect()
         results = tuple(
-            RowResult(slot, () if token is None else (token,), _FINISH[finish]) for slot, token, finish in rows
+            RowResult(
+                slot,
+                () if token is None else (token,),
+                _FINISH[finish],
+                () if logprobs is None else (Logprobs(*logprobs),),
+            )
+            for slot, token, finish, logprobs in rows
         )
         return StepResult(step, results, started, ended)
 

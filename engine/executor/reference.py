@@ -10,7 +10,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from engine.executor.base import Executor, Limits
 from engine.executor.llama import EXACT, Emulation, Llama
-from engine.executor.philox import uniform
+from engine.executor.sampling import logprobs, sample
 from engine.model.arch import llama_config
 from engine.model.gguf import read
 from engine.step import BLOCK_TOKENS, Finish, Row, RowResult, Sampling, StepPlan, StepResult
@@ -33,6 +33,8 @@ TEXT_CHUNK = 256
 @dataclass(slots=True)
 class _Slot:
     sampling: Sampling
+    history: list[int] = field(default_factory=list)
+    """Where it penalises: the prompt and what was sampled."""
     last: int | None = None
     """The token sampled last."""
     ended: bool = False
@@ -78,7 +80,7 @@ class ReferenceExecutor(Executor):
         started = time.monotonic()
         for row in plan.rows:
             if row.opens is not None:
-                self._slots[row.slot] = _Slot(row.opens)
+                self._slots[row.slot] = _Slot(row.opens, list(row.history))
         with torch.inference_mode():
             results = self._run([row for row in plan.rows if not self._slots[row.slot].ended])
         rows = tuple(results.get(row.slot, RowResult(row.slot)) for row in plan.rows)
@@ -136,9 +138,12 @@ class ReferenceExecutor(Executor):
         if not bool(torch.isfinite(logits).all()):
             slot.ended = True
             return RowResult(row.slot, finish=Finish.ERROR)
-        slot.last = sample(logits.numpy(), slot.sampling, row.start + row.count)
-        slot.ended = slot.last in slot.sampling.stop_ids
-        return RowResult(row.slot, (slot.last,), Finish.STOP if slot.ended else None)
+        sampling = slot.sampling
+        slot.last = sample(logits.numpy(), sampling, row.start + row.count, slot.history)
+        slot.history.append(slot.last)
+        slot.ended = slot.last in sampling.stop_ids
+        told = () if sampling.logprobs is None else (logprobs(logits.numpy(), slot.last, sampling.logprobs),)
+        return RowResult(row.slot, (slot.last,), Finish.STOP if slot.ended else None, told)
 
     def _check(self, plan: StepPlan) -> None:
         limits = self._limits
@@ -168,22 +173,11 @@ class ReferenceExecutor(Executor):
         slot = self._slots.get(row.slot)
         if row.opens is None and slot is None:
             return "the first row of a sequence must open its slot"
+        if row.opens is not None and row.opens.penalises and len(row.history) < row.start + len(row.tokens):
+            return "it penalises, but its history ends before its tokens do"
         if not row.tokens and (row.opens is not None or (slot is not None and slot.last is None and not slot.ended)):
             return "a decode row needs a token that was sampled before"
         return None
-
-
-def sample(logits: npt.NDArray[np.float32], sampling: Sampling, position: int) -> int:
-    """The token for `position` out of finite `logits` [vocab], by the order that Sampling documents, in float64."""
-    if sampling.temperature == 0:
-        return int(np.argmax(logits))
-    scaled = logits.astype(np.float64) / sampling.temperature
-    order = np.argsort(-scaled, kind="stable")[: sampling.top_k or None]
-    weights = np.exp(scaled[order] - scaled[order[0]])
-    reached = np.cumsum(weights / weights.sum())
-    kept = reached[: int(np.searchsorted(reached, sampling.top_p)) + 1]
-    index = int(np.searchsorted(kept, uniform(sampling.seed, position) * kept[-1], side="right"))
-    return int(order[min(index, len(kept) - 1)])
 
 
 def _written(row: Row) -> tuple[int, ...]:

@@ -96,6 +96,13 @@ class Tokenizer:
             known = self._bytes[token] = self._spelled(token)
         return known
 
+    def name_of(self, token: int) -> str:
+        """As people read it: its text, with U+FFFD for parts of a character, and for a control token its name."""
+        return self._tokens[token] if token in self._control else self.bytes_of(token).decode(errors="replace")
+
+    def is_control(self, token: int) -> bool:
+        return token in self._control
+
     def _spelled(self, token: int) -> bytes:
         if token in self._control:
             return b""

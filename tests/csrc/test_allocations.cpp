@@ -32,14 +32,22 @@ TEST(steps_allocate_nothing_after_the_first) {
     const Limits limits{.slots = 2, .blocks = 80, .context = 600, .step_tokens = 96};
     Executor executor(model.path, model.config, model.tensors, limits, 2, "");
     const std::vector<uint32_t> prompt(90, 5), first(40), other(40);
-    const Sampling sampling{.temperature = 0.9, .top_p = 0.95, .seed = 3};
+    const Sampling samplings[2] = {{.temperature = 0.9,
+                                    .top_p = 0.95,
+                                    .repetition = 1.2f,
+                                    .frequency = 0.5f,
+                                    .seed = 3,
+                                    .first = 90,
+                                    .logprobs = true,
+                                    .top_logprobs = kMaxTop},
+                                   {.temperature = 0.0, .min_p = 0.1, .logprobs = true}};
     std::vector<uint32_t> blocks[2];
     for (uint32_t i = 0; i < 80; ++i) blocks[i % 2].push_back(i);
     std::vector<PlanRow> plans[3];
     for (uint32_t slot = 0; slot < 2; ++slot) {
-        plans[0].push_back({slot, 0, {prompt.data(), slot ? 6u : 90u}, blocks[slot], true, &sampling});
-        plans[1].push_back({slot, 90, {}, blocks[slot], true, nullptr});
-        plans[2].push_back({slot, 300, {prompt.data(), slot ? 1u : 50u}, blocks[slot], slot == 0, nullptr});
+        plans[0].push_back({slot, 0, {prompt.data(), slot ? 6u : 90u}, blocks[slot], true, &samplings[slot], prompt});
+        plans[1].push_back({slot, 90, {}, blocks[slot], true, nullptr, {}});
+        plans[2].push_back({slot, 300, {prompt.data(), slot ? 1u : 50u}, blocks[slot], slot == 0, nullptr, {}});
     }
     uint64_t counted = 0;
     for (int round = 0; round < 20; ++round) {

@@ -27,10 +27,11 @@ struct Sequence {
                 {prompt.data() + start, count},
                 blocks,
                 start + count == prompt.size(),
-                start == 0 ? &sampling : nullptr};
+                start == 0 ? &sampling : nullptr,
+                {}};
     }
     PlanRow decode(uint32_t step) const {
-        return {slot, static_cast<uint32_t>(prompt.size()) + step, {}, blocks, true, nullptr};
+        return {slot, static_cast<uint32_t>(prompt.size()) + step, {}, blocks, true, nullptr, {}};
     }
 };
 

@@ -50,7 +50,7 @@ TEST(sampler_follows_the_documented_order) {
             sampling.top_k = std::array{0u, 1u, 7u, 5000u}[random() % 4];
             sampling.seed = random();
             const auto position = static_cast<uint32_t>(random() % 8192);
-            const auto token = sampler(kernels_for(""), logits.data(), sampling, position);
+            const auto token = sampler(kernels_for(""), logits.data(), sampling, Seen(), position);
             CHECK(token && *token == plainly(logits, sampling, position));
         }
     }

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.executor.base import Executor, Limits
-from engine.step import BLOCK_TOKENS, Finish, Row, RowResult, Sampling, StepPlan, StepResult
+from engine.step import BLOCK_TOKENS, Finish, Logprobs, Row, RowResult, Sampling, StepPlan, StepResult
 
 VOCAB = 1000
 LIMITS = Limits(slots=4, blocks=64, step_tokens=16, context=256, vocab=VOCAB)
@@ -37,6 +37,13 @@ def expected(
         if history[-1] in stop_ids:
             break
     return history[len(prompt) :]
+
+
+def logprobs(token: int, top: int | None, vocab: int) -> tuple[Logprobs, ...]:
+    """As if each token were less likely than the one before it in the vocabulary."""
+    if top is None:
+        return ()
+    return (Logprobs(-0.5, tuple(((token + step) % vocab, -0.5 - step) for step in range(top))),)
 
 
 Cell = tuple[int, int]
@@ -115,6 +122,8 @@ class FakeExecutor(Executor):
     def _run(self, row: Row) -> RowResult:
         if row.opens is not None:
             assert row.tokens, "the first row of a sequence brings its tokens"
+            known = row.history[row.start : row.start + len(row.tokens)] if row.opens.penalises else row.tokens
+            assert known == row.tokens, "what penalises needs all tokens"
             self._slots[row.slot] = _Slot(row.opens)
         slot = self._slots[row.slot]
         if slot.finished and not row.tokens:
@@ -134,7 +143,8 @@ class FakeExecutor(Executor):
             return RowResult(row.slot, (), Finish.ERROR)
         slot.last = self.script(self._read(row, slot.length))
         slot.finished = slot.last in slot.sampling.stop_ids
-        return RowResult(row.slot, (slot.last,), Finish.STOP if slot.finished else None)
+        told = logprobs(slot.last, slot.sampling.logprobs, self.limits.vocab)
+        return RowResult(row.slot, (slot.last,), Finish.STOP if slot.finished else None, told)
 
     def _read(self, row: Row, length: int) -> list[int]:
         tokens: list[int] = []

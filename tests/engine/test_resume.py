@@ -104,6 +104,8 @@ CASES: list[dict[str, Any]] = [
     {"stop": "💡"},
     {"max_tokens": 7},
     {"max_tokens": 1},
+    {"min_tokens": 9, "stop": ["and"]},
+    {"presence_penalty": 1, "stop_token_ids": [30]},
 ]
 
 

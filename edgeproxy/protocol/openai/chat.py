@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,36 @@ from edgeproxy.protocol.openai import sse
 from edgeproxy.protocol.openai.errors import ApiError
 
 FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of the answer, with the natural logarithm of its probability."""
+
+    token: str
+    logprob: float
+    raw: bytes | None
+    """What it adds to the text, perhaps a part of a character; None for a token without text of its own."""
+    top: tuple[TokenLogprob, ...] = ()
+    """The likeliest tokens in its place."""
+
+    def view(self) -> dict[str, Any]:
+        return {**self._alone(), "top_logprobs": [other._alone() for other in self.top]}
+
+    def _alone(self) -> dict[str, Any]:
+        return {
+            "token": self.token,
+            "logprob": self.logprob,
+            "bytes": None if self.raw is None else list(self.raw),
+        }
+
+
+Logprobs = Sequence[TokenLogprob] | None
+"""None where the client did not ask for them."""
+
+
+def _logprobs(tokens: Logprobs) -> dict[str, Any] | None:
+    return None if tokens is None else {"content": [token.view() for token in tokens], "refusal": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +71,12 @@ class Completion:
     fingerprint: str
     """`system_fingerprint`: equal for nodes whose output is equal bit for bit."""
 
-    def whole(self, text: str, finish: FinishReason, usage: Usage) -> bytes:
+    def whole(self, text: str, finish: FinishReason, usage: Usage, logprobs: Logprobs = None) -> bytes:
         """The body of an answer that is not streamed."""
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": None,
+            "logprobs": _logprobs(logprobs),
             "finish_reason": finish,
         }
         return orjson.dumps({**self._head("chat.completion"), "choices": [choice], "usage": usage.view()})
@@ -70,11 +100,12 @@ class CompletionStream(Completion):
     def role(self) -> bytes:
         return self._chunk({"role": "assistant", "content": "", "refusal": None}, None)
 
-    def text(self, text: str) -> bytes:
-        return self._chunk({"content": text}, None)
+    def text(self, text: str, logprobs: Logprobs = None) -> bytes:
+        return self._chunk({"content": text}, None, logprobs)
 
-    def finish(self, reason: FinishReason) -> bytes:
-        return self._chunk({}, reason)
+    def finish(self, reason: FinishReason, logprobs: Logprobs = None) -> bytes:
+        """logprobs: of tokens at the end that added no text."""
+        return self._chunk({}, reason, logprobs or None)
 
     def usage(self, usage: Usage) -> bytes:
         """The usage of the whole request, with empty choices. Sent only where the client asked for it."""
@@ -83,8 +114,8 @@ class CompletionStream(Completion):
     def done(self) -> bytes:
         return sse.encode(sse.DONE)
 
-    def _chunk(self, delta: dict[str, Any], finish: FinishReason | None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _chunk(self, delta: dict[str, Any], finish: FinishReason | None, logprobs: Logprobs = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": _logprobs(logprobs), "finish_reason": finish}
         return self._event([choice], {"usage": None} if self.include_usage else {})
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:

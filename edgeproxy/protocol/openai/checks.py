@@ -42,22 +42,26 @@ def boolean(present: Json, name: str, where: str = "") -> bool:
 
 def integer(present: Json, name: str, least: int, most: int) -> int | None:
     value = present.get(name)
-    if value is None:
-        return None
+    return None if value is None else integer_of(value, name, least, most)
+
+
+def integer_of(value: Any, where: str, least: int, most: int) -> int:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)  # 1.0 is an integer in JSON Schema
     if isinstance(value, bool) or not isinstance(value, int):
-        raise wrong_type(name, "an integer", value)
-    return _within(value, name, least, most, "integer")
+        raise wrong_type(where, "an integer", value)
+    return _within(value, where, least, most, "integer")
 
 
 def number(present: Json, name: str, least: float, most: float, default: float) -> float:
     value = present.get(name)
-    if value is None:
-        return default
+    return default if value is None else number_of(value, name, least, most)
+
+
+def number_of(value: Any, where: str, least: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise wrong_type(name, "a number", value)
-    return float(_within(value, name, least, most, "decimal"))
+        raise wrong_type(where, "a number", value)
+    return float(_within(value, where, least, most, "decimal"))
 
 
 def _within(value: Number, name: str, least: float, most: float, kind: str) -> Number:

@@ -22,24 +22,29 @@ HONOURED = frozenset(
         "top_p",
         "top_k",
         "ignore_eos",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "min_p",
+        "min_tokens",
+        "presence_penalty",
+        "repetition_penalty",
+        "stop_token_ids",
+        "top_logprobs",
     }
 )
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     # OpenAI's, each with the values that ask for nothing.
     "audio": (),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
     "metadata": ({},),
     "modalities": (["text"],),
     "moderation": (),
     "n": (1,),
     "parallel_tool_calls": (True, False),  # about tools, and there are none
     "prediction": (),
-    "presence_penalty": (0,),
     "prompt_cache_key": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
@@ -50,7 +55,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "store": (False,),
     "tool_choice": ("none",),
     "tools": ([],),
-    "top_logprobs": (0,),
     "user": (),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -59,12 +63,8 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "cache_salt": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "priority": (0,),
-    "repetition_penalty": (1,),
     "return_token_ids": (False,),
-    "stop_token_ids": ([],),
 }
 """Fields of the schema that are not honoured yet -> values that change nothing and are let through."""
 

@@ -31,6 +31,7 @@ from edgeproxy.protocol.openai.fields import (
     UNSUPPORTED,
     refuse_unsupported,
 )
+from edgeproxy.protocol.openai.sampling import REPETITION, logit_bias, stop_token_ids, top_logprobs
 
 MAX_MESSAGES = 4096
 MAX_PROMPT_CHARS = 1 << 20
@@ -65,6 +66,17 @@ class ChatRequest:
     top_k: int
     """0 keeps every token."""
     ignore_eos: bool
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    """(token id, what is added to its logit)."""
+    min_tokens: int
+    """Tokens before which no stop of any kind ends the answer."""
+    stop_token_ids: tuple[int, ...]
+    top_logprobs: int | None
+    """Log-probabilities of so many of the likeliest tokens beside each token's own; None: none at all."""
     ignored: tuple[str, ...]
     """Fields that nobody defines, at most MAX_IGNORED."""
 
@@ -105,6 +117,14 @@ def chat_request(body: Json) -> ChatRequest:
         top_p=number(present, "top_p", 0, 1, 1.0),
         top_k=max(0, integer(present, "top_k", -1, INT32) or 0),  # -1 is what other engines call "all"
         ignore_eos=boolean(present, "ignore_eos"),
+        min_p=number(present, "min_p", 0, 1, 0.0),
+        repetition_penalty=number(present, "repetition_penalty", *REPETITION, 1.0),
+        frequency_penalty=number(present, "frequency_penalty", -2, 2, 0.0),
+        presence_penalty=number(present, "presence_penalty", -2, 2, 0.0),
+        logit_bias=logit_bias(present.get("logit_bias")),
+        min_tokens=_min_tokens(present),
+        stop_token_ids=stop_token_ids(present.get("stop_token_ids")),
+        top_logprobs=top_logprobs(present),
         ignored=(*ignored, *more)[:MAX_IGNORED],
     )
 
@@ -214,3 +234,11 @@ def _stop(value: Any) -> tuple[str, ...]:
         raise invalid(f"'stop' has more than {MAX_STOPS} strings.", "stop", "array_above_max_length")
     where = "stop" if isinstance(value, str) else "stop[{}]"
     return tuple(text(item, where.format(index), MAX_STOP_CHARS) for index, item in enumerate(stops))
+
+
+def _min_tokens(present: Json) -> int:
+    least = integer(present, "min_tokens", 0, INT32) or 0
+    most = _max_tokens(present)
+    if most is not None and least > most:
+        raise invalid("'min_tokens' is larger than 'max_tokens'.", "min_tokens", "invalid_parameter_combination")
+    return least

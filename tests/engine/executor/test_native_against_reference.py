@@ -24,7 +24,8 @@ import torch
 from engine.executor.divergence import diverge
 from engine.executor.llama import Emulation
 from engine.executor.native import PACKER, NativeExecutor
-from engine.executor.reference import ReferenceExecutor, sample
+from engine.executor.reference import ReferenceExecutor
+from engine.executor.sampling import sample
 from engine.model.arch import llama_config
 from engine.model.gguf import Gguf, read
 from engine.model.image import Image

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +13,23 @@ from hypothesis import strategies as st
 
 from engine import _native
 from engine.executor.philox import philox4x32, uniform
-from engine.executor.reference import sample
-from engine.step import Sampling
+from engine.executor.sampling import logprobs, sample
+from engine.step import Logprobs, Sampling
 from tests.engine.executor.native_models import ISAS
 
 VOCAB = 3001
 WORD = st.integers(0, (1 << 32) - 1)
 
 
-def native(logits: npt.NDArray[np.float32], sampling: Sampling, position: int = 0, isa: str = "") -> int | None:
-    return _native.sample(isa, logits.astype(np.float32).tobytes(), sampling, position)
+def native(
+    logits: npt.NDArray[np.float32],
+    sampling: Sampling,
+    position: int = 0,
+    isa: str = "",
+    history: tuple[int, ...] = (),
+) -> int | None:
+    found = _native.sample(isa, logits.astype(np.float32).tobytes(), sampling, position, history)
+    return None if found is None else found[0]
 
 
 @given(st.tuples(WORD, WORD, WORD, WORD), st.tuples(WORD, WORD))
@@ -130,8 +138,88 @@ def test_frequencies_are_the_softmax() -> None:
         ({"temperature": "hot"}, "temperature must be a number"),
         ({"stop_ids": tuple(range(65))}, "65 stop_ids; the limit is 64"),
         ({"stop_ids": [1]}, "stop_ids must be a tuple"),
+        ({"logprobs": 21}, "logprobs must be an integer in \\[0, 20\\]"),
+        ({"bias": ((1, 0.0),) * 301}, "301 biases; the limit is 300"),
+        ({"bias": ((1,),)}, "bias must be a tuple of \\(id, number\\)"),
+        ({"bias": ((-1, 0.0),)}, "bias id must be an integer"),
+        ({"bias": ((4, 0.0),)}, "an id is outside the vocabulary"),
+        ({"stop_ids": (4,), "min_tokens": 1}, "an id is outside the vocabulary"),
+        ({"min_tokens": -1}, "min_tokens must be an integer"),
+        ({"first": 1 << 32}, "first must be an integer"),
     ],
 )
 def test_senseless_sampling_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         native(np.zeros(4, np.float32), replace(Sampling(), **change))  # type: ignore[arg-type]
+
+
+IDS = st.integers(0, 39)
+
+
+@st.composite
+def samplings(draw: st.DrawFn) -> Sampling:
+    return Sampling(
+        draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
+        draw(st.sampled_from([1.0, 0.9, 0.4])),
+        draw(st.sampled_from([0, 1, 5, 40])),
+        draw(st.integers(0, (1 << 64) - 1)),
+        tuple(draw(st.lists(IDS, max_size=5))),
+        draw(st.sampled_from([0.0, 0.05, 0.3, 1.0])),
+        draw(st.sampled_from([1.0, 0.5, 1.3])),
+        draw(st.sampled_from([0.0, -1.5, 0.7])),
+        draw(st.sampled_from([0.0, 1.0, -2.0])),
+        tuple(draw(st.lists(st.tuples(IDS, st.floats(-100, 100, width=32)), max_size=6))),
+        first=draw(st.integers(0, 30)),
+        min_tokens=draw(st.integers(0, 12)),
+    )
+
+
+@given(
+    logits=st.lists(st.floats(-20, 20, width=32), min_size=40, max_size=40),
+    sampling=samplings(),
+    history=st.lists(IDS, max_size=40),
+    isa=st.sampled_from(ISAS),
+)
+def test_every_field_together_is_the_models(
+    logits: list[float], sampling: Sampling, history: list[int], isa: str
+) -> None:
+    values, known = np.array(logits, np.float32), tuple(history)
+    assert native(values, sampling, len(known), isa, known) == sample(values, sampling, len(known), known)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("penalty", [{"repetition": 1.2}, {"frequency": 0.8}, {"presence": 1.5}, {}])
+def test_penalties_and_min_p_over_a_whole_vocabulary_are_the_models(isa: str, penalty: dict[str, Any]) -> None:
+    random = np.random.default_rng(11)
+    for position, min_p in enumerate((0.0, 1e-6, 0.01, 0.2)):
+        logits = random.normal(0, 3, VOCAB).astype(np.float32)
+        history = tuple(int(token) for token in random.integers(0, VOCAB, 900))
+        sampling = Sampling(0.9, 0.97, 50, 7, min_p=min_p, first=400, bias=((5, 4.0), (2999, -9.0)), **penalty)
+        assert native(logits, sampling, position, isa, history) == sample(logits, sampling, position, history)
+
+
+def test_penalties_and_bias_on_the_largest_floats_stay_finite() -> None:
+    logits = np.array([3.4e38, -3.4e38, 3.3e38, 0.0], np.float32)
+    sampling = Sampling(0.0, repetition=0.01, frequency=-2.0, bias=((1, -3e38), (0, 3e38)))
+    assert native(logits, sampling, 4, history=(0, 1, 2, 3)) == sample(logits, sampling, 4, (0, 1, 2, 3)) == 0
+
+
+@given(
+    logits=st.lists(st.sampled_from([-30.0, -1.0, 0.0, 0.5, 3.0, 80.0]) | st.floats(-9, 9, width=32), min_size=1),
+    top=st.integers(0, 20),
+    isa=st.sampled_from(ISAS),
+)
+def test_logprobs_are_of_the_models_own_distribution(logits: list[float], top: int, isa: str) -> None:
+    values = np.array(logits, np.float32)
+    sampling = Sampling(2.0, 0.5, seed=3, logprobs=top, repetition=1.5, bias=((0, 7.0),))
+    found = _native.sample(isa, values.tobytes(), sampling, 1, (0,))
+    assert found is not None
+    assert found[1] is not None
+    told, expected = Logprobs(*found[1]), logprobs(values, found[0], top)
+    assert [token for token, _ in told.top] == [token for token, _ in expected.top]
+    assert told.sampled == pytest.approx(expected.sampled, abs=1e-12, rel=1e-12)
+    assert [value for _, value in told.top] == pytest.approx([value for _, value in expected.top], abs=1e-12, rel=1e-12)
+
+
+def test_nothing_is_told_unless_asked() -> None:
+    assert _native.sample("", np.zeros(4, np.float32).tobytes(), Sampling(0.0), 0) == (0, None)

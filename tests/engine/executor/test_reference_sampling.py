@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.executor.philox import uniform
-from engine.executor.reference import sample
+from engine.executor.sampling import sample
 from engine.step import Sampling
 
 DRAWS = 10_000

@@ -8,6 +8,7 @@ import pytest
 from edgeproxy.protocol.openai.chat import (
     Completion,
     CompletionStream,
+    TokenLogprob,
     Usage,
     error_event,
     model_list,
@@ -75,6 +76,27 @@ def test_asked_for_usage_comes_last_with_no_choices_and_is_null_before() -> None
     assert parsed(stream.text("a"))["usage"] is None
     last = parsed(stream.usage(USAGE))
     assert (last["choices"], last["usage"]) == ([], USAGE_VIEW)
+
+
+def test_log_probabilities_are_shaped_as_openai_does() -> None:
+    told = TokenLogprob("\ufffd", -0.25, b"\xe2\x82", (TokenLogprob("<end>", -2.0, None),))
+    expected = {
+        "content": [
+            {
+                "token": "\ufffd",
+                "logprob": -0.25,
+                "bytes": [0xE2, 0x82],
+                "top_logprobs": [{"token": "<end>", "logprob": -2.0, "bytes": None}],
+            }
+        ],
+        "refusal": None,
+    }
+    stream = CompletionStream("id", 7, "m", "fp", include_usage=False)
+    for event in (stream.text("a", [told]), stream.finish("stop", [told])):
+        assert parsed(event)["choices"][0]["logprobs"] == expected
+    assert parsed(stream.finish("stop", []))["choices"][0]["logprobs"] is None
+    whole = orjson.loads(Completion("id", 7, "m", "fp").whole("a", "stop", USAGE, [told]))
+    assert whole["choices"][0]["logprobs"] == expected
 
 
 @pytest.mark.parametrize("text", ["\n", "\r\n\r\n", "\u2028", 'quote " and \\', "ü💡", "\x00"])

@@ -45,11 +45,34 @@ def test_every_honoured_field_is_read() -> None:
             top_p=0.5,
             top_k=40,
             ignore_eos=True,
+            min_p=0.05,
+            repetition_penalty=1.1,
+            frequency_penalty=-2,
+            presence_penalty=2,
+            logit_bias={"7": -100, "0": 1.5},
+            min_tokens=3,
+            stop_token_ids=[5, 6.0],
+            logprobs=True,
+            top_logprobs=4,
         )
     )
     assert (request.stream, request.include_usage, request.max_tokens, request.stop) == (True, True, 7, ("a", "b"))
     assert (request.seed, request.temperature, request.top_p, request.top_k) == (-5, 0.0, 0.5, 40)
     assert request.ignore_eos
+    assert (request.min_p, request.repetition_penalty) == (0.05, 1.1)
+    assert (request.frequency_penalty, request.presence_penalty) == (-2.0, 2.0)
+    assert (request.logit_bias, request.stop_token_ids) == (((7, -100.0), (0, 1.5)), (5, 6))
+    assert (request.min_tokens, request.top_logprobs) == (3, 4)
+
+
+def test_log_probabilities_are_told_only_where_asked_for() -> None:
+    asked: list[dict[str, Any]] = [{}, {"logprobs": False, "top_logprobs": 0}, {"logprobs": True}]
+    assert [chat_request(body(**fields)).top_logprobs for fields in asked] == [None, None, 0]
+
+
+def test_no_more_tokens_are_asked_for_than_may_be_made() -> None:
+    assert chat_request(body(min_tokens=3, max_tokens=3)).min_tokens == 3
+    assert refused(min_tokens=4, max_completion_tokens=3).param == "min_tokens"
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
@@ -70,7 +93,7 @@ def test_null_means_absent(name: str) -> None:
     assert chat_request(body(**{name: None})) == chat_request(body())
 
 
-@pytest.mark.parametrize(("name", "value"), [("n", True), ("logprobs", 0), ("store", 0), ("n", 2), ("min_p", 0.1)])
+@pytest.mark.parametrize(("name", "value"), [("n", True), ("logprobs", 0), ("store", 0), ("n", 2), ("logprobs", 1)])
 def test_what_only_looks_neutral_is_refused(name: str, value: Any) -> None:
     assert refused(**{name: value}).param == name
 
@@ -141,6 +164,27 @@ WRONG = [
     ("temperature", float("inf"), "temperature", "invalid_type"),
     ("top_p", 1.1, "top_p", "decimal_above_max_value"),
     ("top_k", -2, "top_k", "integer_below_min_value"),
+    ("min_p", 1.1, "min_p", "decimal_above_max_value"),
+    ("min_p", "0.1", "min_p", "invalid_type"),
+    ("repetition_penalty", 0, "repetition_penalty", "decimal_below_min_value"),
+    ("frequency_penalty", 2.1, "frequency_penalty", "decimal_above_max_value"),
+    ("presence_penalty", -2.1, "presence_penalty", "decimal_below_min_value"),
+    ("logit_bias", [], "logit_bias", "invalid_type"),
+    ("logit_bias", {"a": 1}, "logit_bias", "invalid_value"),
+    ("logit_bias", {"-1": 1}, "logit_bias", "invalid_value"),
+    ("logit_bias", {"\u0661": 1}, "logit_bias", "invalid_value"),
+    ("logit_bias", {"9" * 5000: 1}, "logit_bias", "invalid_value"),
+    ("logit_bias", {"5": 101}, "logit_bias.5", "decimal_above_max_value"),
+    ("logit_bias", {"5": None}, "logit_bias.5", "invalid_type"),
+    ("logit_bias", {str(n): 1 for n in range(301)}, "logit_bias", "object_above_max_properties"),
+    ("min_tokens", -1, "min_tokens", "integer_below_min_value"),
+    ("stop_token_ids", 5, "stop_token_ids", "invalid_type"),
+    ("stop_token_ids", [1, -1], "stop_token_ids[1]", "integer_below_min_value"),
+    ("stop_token_ids", [None], "stop_token_ids[0]", "invalid_type"),
+    ("stop_token_ids", [0] * 33, "stop_token_ids", "array_above_max_length"),
+    ("logprobs", 1, "logprobs", "invalid_type"),
+    ("top_logprobs", 21, "top_logprobs", "integer_above_max_value"),
+    ("top_logprobs", 2, "top_logprobs", "invalid_parameter_combination"),
     ("ignore_eos", "yes", "ignore_eos", "invalid_type"),
 ]
 
