@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 NodeKind = Literal["native", "vllm", "sglang", "llamacpp", "openai"]
+Arithmetic = Literal["int16", "int8", "float32"]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -48,6 +49,8 @@ class Launch:
     threads: int | None = None
     """None: one per core."""
     kv_tokens: int | None = None
+    arithmetic: Arithmetic | None = None
+    """None: the engine's default."""
 
 
 @dataclass(frozen=True, slots=True)

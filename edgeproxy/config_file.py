@@ -13,6 +13,7 @@ import yaml
 
 from edgeproxy.config import (
     Address,
+    Arithmetic,
     Config,
     ConfigError,
     GatewayLimits,
@@ -251,14 +252,22 @@ def _names(node: _Node, models: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def _launch(node: _Node) -> Launch:
-    found = node.mapping(("source", "threads", "kv_tokens"))
+    found = node.mapping(("source", "threads", "kv_tokens", "arithmetic"))
     if "source" not in found:
         raise node.error("has no `source`", "name the model: package:distribution/file, or a path")
     return Launch(
         source=found["source"].text(),
         threads=found["threads"].count(1, 1024) if "threads" in found else None,
         kv_tokens=found["kv_tokens"].count(64, 2**31) if "kv_tokens" in found else None,
+        arithmetic=_arithmetic(found["arithmetic"]) if "arithmetic" in found else None,
     )
+
+
+def _arithmetic(node: _Node) -> Arithmetic:
+    name = node.text()
+    if name not in get_args(Arithmetic):
+        raise node.error(f"{name!r} is no arithmetic of the engine", f"use one of {', '.join(get_args(Arithmetic))}")
+    return name  # type: ignore[return-value]  # checked above
 
 
 def _origin(node: _Node, *, launched: bool) -> str:

@@ -32,6 +32,7 @@ class Executor:
         context: int,
         step_tokens: int,
         isa: str,
+        activation_bits: int,
     ) -> None: ...
     @property
     def isa(self) -> str: ...
@@ -58,13 +59,14 @@ def pack(dtype: str, rows: int, cols: int, data: bytes) -> bytes:
     """
 
 def philox4x32(counter: list[int], key: list[int]) -> list[int]: ...
-def matmul(isa: str, dtype: str, weights: bytes, rows: int, cols: int, x: bytes) -> bytes:
+def matmul(isa: str, dtype: str, weights: bytes, rows: int, cols: int, x: bytes, activation_bits: int = 16) -> bytes:
     """x [n, cols] f32 times a matrix [rows, cols] -> [n, rows] f32.
 
-    GGUF's blocks are multiplied in float32. For packed types x is first turned into 8-bit levels, per 32 values:
-    most = max |x|; NaN or infinity: scale = NaN, levels = 0; most < 2**-100: both 0; else scale = most / 127 and
-    levels = rint(x * (127 / most)), ties to even, every operation rounded to float32 once. Then, block by block in
-    order, y += (levels . w) * (d * scale), and for Q4_1 y += m * (scale * sum(levels)), by fused multiply-adds.
+    GGUF's blocks are multiplied in float32. For packed types x is first turned into levels of 8 or 16 bits, per 32
+    values: most = max |x|; NaN or infinity: scale = NaN, levels = 0; most < 2**-100: both 0; else scale = most / top
+    and levels = rint(x * (top / most)), ties to even, with top 127 or 32639, every operation rounded to float32 once.
+    Then, block by block in order, y += (levels . w) * (d * scale), and for Q4_1 y += m * (scale * sum(levels)), by
+    fused multiply-adds.
     """
 
 def sample(

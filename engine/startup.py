@@ -50,14 +50,20 @@ class ModelOptions:
     """Most sequences that run at the same time."""
     step_tokens: int = 128
     """Most tokens of one step; bounds how long a prefill chunk holds everybody else up."""
-    arithmetic: str = "float32"
+    arithmetic: str = "int16"
     """Of activations: a key of `native.PACKERS`."""
     cache: Path | None = None
     """Folder of packed images; None for the user's."""
 
     @property
     def sizes(self) -> layout.Sizes:
-        return layout.Sizes(self.step_tokens, self.slots, self.kv_tokens // BLOCK_TOKENS, self.threads)
+        return layout.Sizes(
+            self.step_tokens,
+            self.slots,
+            self.kv_tokens // BLOCK_TOKENS,
+            self.threads,
+            1 if self.arithmetic == "int8" else 2,
+        )
 
 
 class Text(NamedTuple):
@@ -187,7 +193,7 @@ def open_executor(image: Image, options: ModelOptions) -> NativeExecutor:
 
     Raises ValueError (LayoutError, and for weights that the kernels cannot run), RuntimeError, MemoryError.
     """
-    from engine.executor.native import NativeExecutor
+    from engine.executor.native import ACTIVATION_BITS, NativeExecutor
 
     layout.check_fits(memory_plan(image, options), memory.available())
     sizes = options.sizes
@@ -199,6 +205,7 @@ def open_executor(image: Image, options: ModelOptions) -> NativeExecutor:
         blocks=sizes.blocks,
         context=min(image.config.context, sizes.blocks * BLOCK_TOKENS),
         step_tokens=sizes.step_tokens,
+        activation_bits=ACTIVATION_BITS[options.arithmetic],
     )
 
 

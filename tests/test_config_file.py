@@ -69,6 +69,17 @@ def test_a_mistake_is_named_with_file_place_and_remedy(text: str, place: str, re
     assert remedy in message
 
 
+def test_the_arithmetic_of_a_launched_node_is_one_that_the_engine_has() -> None:
+    text = (
+        "regions: {a: {nodes: [{url: 'http://127.0.0.1:1', models: [m], launch: {source: x, arithmetic: ARITHMETIC}}]}}"
+    )
+    launch = parse(text.replace("ARITHMETIC", "int8"), PATH).regions[0].nodes[0].launch
+    assert launch is not None
+    assert launch.arithmetic == "int8"
+    with pytest.raises(ConfigError, match=r"arithmetic.*'int4' is no arithmetic of the engine; use one of int16, int8"):
+        parse(text.replace("ARITHMETIC", "int4"), PATH)
+
+
 def test_launched_nodes_listen_on_loopback_only() -> None:
     text = "regions: {a: {nodes: [{url: 'http://10.0.0.1:1', models: [m], launch: {source: x}}]}}"
     with pytest.raises(ConfigError, match="loopback"):

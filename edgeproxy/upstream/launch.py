@@ -239,6 +239,8 @@ def _engine(config: Config, node: NodeConfig, origin: Origin) -> Child:
         arguments += ["--threads", str(launch.threads)]
     if launch.kv_tokens is not None:
         arguments += ["--kv-tokens", str(launch.kv_tokens)]
+    if launch.arithmetic is not None:
+        arguments += ["--arithmetic", launch.arithmetic]
     return Child(node.name, tuple(arguments))
 
 

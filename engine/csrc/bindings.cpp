@@ -130,13 +130,14 @@ edge::ModelConfig config_of(nb::handle from) {
 class PyExecutor {
   public:
     PyExecutor(const std::string& path, nb::handle config, nb::handle tensors, nb::handle threads, nb::handle slots,
-               nb::handle blocks, nb::handle context, nb::handle step_tokens, const std::string& isa)
+               nb::handle blocks, nb::handle context, nb::handle step_tokens, const std::string& isa,
+               nb::handle activation_bits)
         : executor_(path, config_of(config), entries(tensors),
                     {.slots = u32(slots, "slots"),
                      .blocks = u32(blocks, "blocks"),
                      .context = u32(context, "context"),
                      .step_tokens = u32(step_tokens, "step_tokens")},
-                    u32(threads, "threads"), isa) {}
+                    u32(threads, "threads"), isa, u32(activation_bits, "activation_bits")) {}
 
     const char* isa() const { return executor_.isa(); }
 
@@ -232,12 +233,14 @@ std::vector<uint32_t> philox(const std::vector<uint32_t>& counter, const std::ve
 }
 
 nb::bytes matmul(const std::string& isa, const std::string& dtype, nb::bytes weights, uint32_t rows, uint32_t cols,
-                 nb::bytes x) {
+                 nb::bytes x, uint32_t activation_bits) {
     const edge::DType type = edge::dtype_of(dtype, "weights");
     const size_t tokens = x.size() / sizeof(float) / std::max(cols, 1u);
     if (rows == 0 || cols == 0 || cols % edge::kBlockWeights || tokens * cols * sizeof(float) != x.size() ||
-        weights.size() != edge::matrix_bytes(type, rows, cols))
-        refuse("the bytes of weights and x do not fit rows and cols, or cols is no multiple of 32");
+        weights.size() != edge::matrix_bytes(type, rows, cols) || (activation_bits != 8 && activation_bits != 16))
+        refuse(
+            "activation_bits is not 8 or 16, or the bytes of weights and x do not fit rows and cols, or cols is no "
+            "multiple of 32");
     const edge::Kernels& kernels = edge::kernels_for(isa);
     const edge::Matrix matrix{static_cast<const uint8_t*>(weights.data()), type, rows, cols};
     const auto count = static_cast<uint32_t>(tokens);
@@ -248,10 +251,11 @@ nb::bytes matmul(const std::string& isa, const std::string& dtype, nb::bytes wei
         kernels.matmul(matrix, 0, rows, in.data(), cols, count, out.data(), rows, scratch.data());
         return nb::bytes(out.data(), out.size() * sizeof(float));
     }
-    std::vector<int8_t> levels(tokens * cols);
+    std::vector<int8_t> levels(tokens * cols), low(activation_bits == 16 ? levels.size() : 0);
     std::vector<float> scales(blocks), sums(blocks);
     std::vector<int32_t> biases(blocks);
-    const edge::Quantised quantised{levels.data(), scales.data(), sums.data(), biases.data()};
+    const edge::Quantised quantised{levels.data(), low.empty() ? nullptr : low.data(), scales.data(), sums.data(),
+                                    biases.data()};
     for (uint32_t t = 0; t < count; ++t)
         kernels.quantise(in.data() + size_t{t} * cols, 0, cols / edge::kBlockWeights, cols, t, count, quantised);
     kernels.packed_matmul(matrix, 0, rows, quantised, count, {out.data(), rows, nullptr, false}, nullptr);
@@ -310,9 +314,9 @@ NB_MODULE(_native, m) {
 
     nb::class_<PyExecutor>(m, "Executor")
         .def(nb::init<const std::string&, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
-                      nb::handle, const std::string&>(),
+                      nb::handle, const std::string&, nb::handle>(),
              "path"_a, "config"_a, "tensors"_a, nb::kw_only(), "threads"_a, "slots"_a, "blocks"_a, "context"_a,
-             "step_tokens"_a, "isa"_a)
+             "step_tokens"_a, "isa"_a, "activation_bits"_a)
         .def_prop_ro("isa", &PyExecutor::isa)
         .def("submit", &PyExecutor::submit, "plan"_a)
         .def("collect", &PyExecutor::collect)
@@ -325,7 +329,7 @@ NB_MODULE(_native, m) {
           "A matrix in GGUF's blocks -> the same weights in tiles of 16 rows.");
 
     m.def("philox4x32", &philox, "counter"_a, "key"_a);
-    m.def("matmul", &matmul, "isa"_a, "dtype"_a, "weights"_a, "rows"_a, "cols"_a, "x"_a,
+    m.def("matmul", &matmul, "isa"_a, "dtype"_a, "weights"_a, "rows"_a, "cols"_a, "x"_a, "activation_bits"_a = 16,
           "x [n, cols] f32 times a matrix in GGUF's blocks or packed -> [n, rows] f32.");
     m.def("sample", &sample, "isa"_a, "logits"_a, "sampling"_a, "position"_a, "history"_a = nb::tuple(),
           "(token, logprobs or None) for `position` out of f32 logits, or None if they are not finite.");

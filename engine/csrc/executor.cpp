@@ -48,15 +48,21 @@ const Limits& checked(const Limits& limits, uint32_t threads) {
     return limits;
 }
 
+bool has_low_bytes(uint32_t activation_bits) {
+    if (activation_bits != 8 && activation_bits != 16)
+        throw std::invalid_argument("activation_bits is " + std::to_string(activation_bits) + ", not 8 or 16");
+    return activation_bits == 16;
+}
+
 }  // namespace
 
 Executor::Executor(const std::string& path, const ModelConfig& config, const std::vector<TensorEntry>& tensors,
-                   const Limits& limits, uint32_t threads, const std::string& isa)
+                   const Limits& limits, uint32_t threads, const std::string& isa, uint32_t activation_bits)
     : model_(path, config, tensors),
       kernels_(kernels_for(isa)),
       limits_(checked(limits, threads)),
       team_(threads),
-      forward_(model_, kernels_, limits_, team_),
+      forward_(model_, kernels_, limits_, team_, has_low_bytes(activation_bits)),
       writer_(limits_, config.vocab),
       wanted_blocks_(std::min(limits.blocks, kBlocksAhead)),
       owner_(::getpid()),

@@ -23,10 +23,10 @@ class Executor {
   public:
     static constexpr uint32_t kDepth = 2;  // plans submitted and not collected
 
-    // threads: 1 executor thread and threads - 1 workers; one more faults KV pages ahead of use. Throws
-    // std::invalid_argument, std::runtime_error, std::bad_alloc.
+    // threads: 1 executor thread and threads - 1 workers; one more faults KV pages ahead of use. activation_bits: 8 or
+    // 16, before packed weights. Throws std::invalid_argument, std::runtime_error, std::bad_alloc.
     Executor(const std::string& path, const ModelConfig& config, const std::vector<TensorEntry>& tensors,
-             const Limits& limits, uint32_t threads, const std::string& isa);
+             const Limits& limits, uint32_t threads, const std::string& isa, uint32_t activation_bits = 16);
     ~Executor();
     Executor(const Executor&) = delete;
     Executor& operator=(const Executor&) = delete;

@@ -36,9 +36,10 @@ class Arrays {
         size_ += (count * sizeof(T) + kAlign - 1) / kAlign * kAlign;
         return taken;
     }
-    Quantised quantised(uint32_t tokens, uint32_t cols) {
-        const size_t blocks = size_t{tokens} * (cols / kBlockWeights);
-        return {take<int8_t>(blocks * kBlockWeights), take<float>(blocks), take<float>(blocks), take<int32_t>(blocks)};
+    Quantised quantised(uint32_t tokens, uint32_t cols, bool low_bytes) {
+        const size_t blocks = size_t{tokens} * (cols / kBlockWeights), values = blocks * kBlockWeights;
+        return {take<int8_t>(values), low_bytes ? take<int8_t>(values) : nullptr, take<float>(blocks),
+                take<float>(blocks), take<int32_t>(blocks)};
     }
     size_t size() const { return size_; }
 
@@ -59,7 +60,7 @@ const uint8_t* row_start(const Matrix& matrix, uint32_t row) {
 
 }  // namespace
 
-Forward::Workspace::Workspace(const ModelConfig& config, const Model& model, uint32_t span) {
+Forward::Workspace::Workspace(const ModelConfig& config, const Model& model, uint32_t span, bool low_bytes) {
     const bool wide = std::any_of(model.layers.begin(), model.layers.end(),
                                   [](const Layer& layer) { return !is_packed(layer.down.dtype); });
     const auto lay_out = [&](Arrays arrays) {
@@ -69,8 +70,8 @@ Forward::Workspace::Workspace(const ModelConfig& config, const Model& model, uin
         up = arrays.take<float>(size_t{span} * kBlockWeights);
         piece = arrays.take<float>(size_t{span} * kPanelRows);
         mixed = arrays.take<float>(wide ? size_t{span} * config.ffn : 0);
-        in = arrays.quantised(span, std::max(config.hidden, config.q_dim()));
-        middle = arrays.quantised(span, config.ffn);
+        in = arrays.quantised(span, std::max(config.hidden, config.q_dim()), low_bytes);
+        middle = arrays.quantised(span, config.ffn, low_bytes);
         scratch = arrays.take<float>(scratch_floats(config));
         return arrays.size();
     };
@@ -78,7 +79,7 @@ Forward::Workspace::Workspace(const ModelConfig& config, const Model& model, uin
     lay_out(Arrays(memory.data()));
 }
 
-Forward::Forward(const Model& model, const Kernels& kernels, const Limits& limits, Team& team)
+Forward::Forward(const Model& model, const Kernels& kernels, const Limits& limits, Team& team, bool low_bytes)
     : model_(model),
       kernels_(kernels),
       team_(team),
@@ -99,7 +100,7 @@ Forward::Forward(const Model& model, const Kernels& kernels, const Limits& limit
     logits_ = Buffer<float>(size_t{limits.slots} * config.vocab);
     workspaces_.reserve(team.members());
     for (uint32_t i = 0; i < team.members(); ++i) {
-        workspaces_.emplace_back(config, model, span_);
+        workspaces_.emplace_back(config, model, span_, low_bytes);
         samplers_.emplace_back(config.vocab);
     }
     for (uint32_t i = 0; i < config.head_dim; i += 2)

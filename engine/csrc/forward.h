@@ -18,8 +18,9 @@ namespace edge {
 
 class Forward {
   public:
-    // Takes all memory that steps need. Throws std::bad_alloc.
-    Forward(const Model& model, const Kernels& kernels, const Limits& limits, Team& team);
+    // Takes all memory that steps need. low_bytes: activations have 16 bits before packed weights, and else 8. Throws
+    // std::bad_alloc.
+    Forward(const Model& model, const Kernels& kernels, const Limits& limits, Team& team, bool low_bytes);
 
     // Lays the job's rows out as one batch of tokens; leaves out rows of finished slots. On one thread, before run.
     // False if nothing is left to run.
@@ -66,7 +67,7 @@ class Forward {
     };
     // What a member, or all of them together, needs for a chunk: rows of `span_` tokens.
     struct Workspace {
-        Workspace(const ModelConfig& config, const Model& model, uint32_t span);
+        Workspace(const ModelConfig& config, const Model& model, uint32_t span, bool low_bytes);
 
         Buffer<uint8_t> memory;
         float* rows;       // input of a group of matrices [hidden or q_dim]

@@ -27,12 +27,14 @@ constexpr uint32_t kPartHead = 16;  // floats before the values of a part: the l
 // Activations as integers, for products with packed weights. Tokens stand in tiles of Kernels::token_tile, the last one
 // shorter. Each 32 values x of a token become levels q and one scale:
 //     most  = max |x|; if it is infinite or any x is NaN: scale = NaN, q = 0. If most < 2^-100: scale = 0, q = 0. Else
-//     scale = most / 127,  q = rint(x * (127 / most)), ties to even; every operation rounded to f32 once.
+//     scale = most / top,  q = rint(x * (top / most)), ties to even; every operation rounded to f32 once.
+// top is 127, and q a byte; or 32639, and q two signed bytes, 256 * high + low, each multiplied by itself.
 // The product of row r and token t is the sum over blocks b in order, from 0, by two fused multiply-adds each:
 //     y = fma(f32(q . w), d * scale, y);  Q4_1 then: y = fma(m, scale * f32(sum of q), y)
 // with the levels w of the weights, their scale d and their minimum m. (The portable kernels do not fuse.)
 struct Quantised {
-    int8_t* levels = nullptr;   // [block][token of the tile][32]
+    int8_t* levels = nullptr;   // [block][token of the tile][32]: q, or its high bytes
+    int8_t* low = nullptr;      // its low bytes, like levels; null: q has none
     float* scales = nullptr;    // [block][token of the tile]
     float* sums = nullptr;      // scale * sum of the levels, like scales
     int32_t* biases = nullptr;  // -128 * sum of the levels, like scales

@@ -13,7 +13,9 @@ struct Vec {
     static constexpr uint32_t tile_tokens = 3;  // 4 rows x 3 tokens = 12 of 16 registers
     static constexpr uint32_t panel_from = 18;  // tokens from which a panel of unpacked weights pays
     static constexpr uint32_t token_tile = 2;   // x 4 registers in products with packed weights
-    static constexpr uint32_t outer_rows = 4;   // x outer_vectors accumulators in attention
+    static constexpr uint32_t row_tiles = 1;
+    static constexpr uint32_t tiles_from = 1;
+    static constexpr uint32_t outer_rows = 4;  // x outer_vectors accumulators in attention
     static constexpr uint32_t outer_vectors = 2;
 
     __m256 v;
@@ -115,7 +117,7 @@ struct Ints {
     Ints high_nibbles() const { return {_mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15))}; }
 
     // Sums of w[2i] * x[2i] + w[2i + 1] * x[2i + 1], w unsigned, x signed. Of nibbles 8 fit into 16 bits
-    // (8 * 2 * 15 * 127); a byte is two halves of 7 and 1 bits, so that none saturates.
+    // (8 * 2 * 15 * 128); a byte is two halves of 7 and 1 bits, so that none saturates.
     friend Ints add_nibble_dots(Ints a, Ints w, Ints x) {
         return {_mm256_add_epi16(a.v, _mm256_maddubs_epi16(w.v, x.v))};
     }
@@ -124,8 +126,15 @@ struct Ints {
         const __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(w.v, _mm256_set1_epi8(-128)), x.v);
         return {_mm256_add_epi32(a.v, _mm256_add_epi32(Ints{low}.pairs(), Ints{high}.pairs()))};
     }
-    Vec nibble_dots() const { return {_mm256_cvtepi32_ps(pairs())}; }
-    Vec byte_dots() const { return {_mm256_cvtepi32_ps(v)}; }
+    // Sums of 32 bits out of nibble dots.
+    Ints nibble_sums() const { return {pairs()}; }
+    // Nibble dots to go on with behind sums of 32 bits, and the sums of both.
+    static Ints nibbles_after(Ints) { return zero(); }
+    Ints nibbles_with(Ints sums) const { return nibble_sums().plus(sums); }
+
+    Ints times_256() const { return {_mm256_slli_epi32(v, 8)}; }
+    Ints plus(Ints b) const { return {_mm256_add_epi32(v, b.v)}; }
+    Vec floats() const { return {_mm256_cvtepi32_ps(v)}; }
 
   private:
     __m256i pairs() const { return _mm256_madd_epi16(v, _mm256_set1_epi16(1)); }

@@ -13,6 +13,8 @@ struct Vec {
     static constexpr uint32_t tile_tokens = 6;  // 4 rows x 6 tokens = 24 of 32 registers
     static constexpr uint32_t panel_from = 13;  // tokens from which a panel of unpacked weights pays
     static constexpr uint32_t token_tile = 12;  // x 2 registers in products with packed weights
+    static constexpr uint32_t row_tiles = 2;    // x half a token tile
+    static constexpr uint32_t tiles_from = 6;   // tokens; a broadcast takes a cycle, and so does a dot product of two
     static constexpr uint32_t outer_rows = 6;   // x outer_vectors accumulators in attention
     static constexpr uint32_t outer_vectors = 4;
 
@@ -109,12 +111,20 @@ struct Ints {
     // Lane i of a += the sum of w[4i + j] * x[4i + j], w unsigned, x signed, for nibbles at most 8 times from zero.
     friend Ints add_nibble_dots(Ints a, Ints w, Ints x) { return {_mm512_dpbusd_epi32(a.v, w.v, x.v)}; }
     friend Ints add_byte_dots(Ints a, Ints w, Ints x) { return {_mm512_dpbusd_epi32(a.v, w.v, x.v)}; }
-    Vec nibble_dots() const { return {_mm512_cvtepi32_ps(v)}; }
-    Vec byte_dots() const { return {_mm512_cvtepi32_ps(v)}; }
+    // Sums of 32 bits out of nibble dots.
+    Ints nibble_sums() const { return *this; }
+    // Nibble dots to go on with behind sums of 32 bits, and the sums of both.
+    static Ints nibbles_after(Ints sums) { return sums; }
+    Ints nibbles_with(Ints) const { return *this; }
+
+    Ints times_256() const { return {_mm512_slli_epi32(v, 8)}; }
+    Ints plus(Ints b) const { return {_mm512_add_epi32(v, b.v)}; }
+    Vec floats() const { return {_mm512_cvtepi32_ps(v)}; }
 };
 
 // 32 values to levels; returns their scale. The rule stands at edge::Quantised.
-inline float quantise_block(const float* x, int8_t* levels, int32_t& sum) {
+inline float quantise_block(const float* x, int8_t* levels, int8_t* low, int32_t& sum) {
+    const float top = low ? 32639.0f : 127.0f;
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
     const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
     // As integers, so that NaN is above infinity and every number.
@@ -124,15 +134,24 @@ inline float quantise_block(const float* x, int8_t* levels, int32_t& sum) {
     float most, inverse = 0.0f;
     std::memcpy(&most, &bits, 4);
     const bool usable = most >= 0x1p-100f && most <= 0x1.fffffep127f;
-    if (usable) inverse = 127.0f / most;
+    if (usable) inverse = top / most;
     const __m512 factor = _mm512_set1_ps(inverse);
     const __mmask16 keep = usable ? 0xffff : 0;
     const __m512i q0 = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(x0, factor));
     const __m512i q1 = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(x1, factor));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(levels), _mm512_cvtepi32_epi8(q0));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(levels + 16), _mm512_cvtepi32_epi8(q1));
+    const auto put = [](int8_t* to, __m512i first, __m512i second) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(first));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_cvtepi32_epi8(second));
+    };
+    if (low) {
+        const auto high = [](__m512i q) { return _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8); };
+        put(levels, high(q0), high(q1));
+        put(low, q0, q1);
+    } else {
+        put(levels, q0, q1);
+    }
     sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q0, q1));
-    return usable ? most / 127.0f : most < 0x1p-100f ? 0.0f : __builtin_nanf("");
+    return usable ? most / top : most < 0x1p-100f ? 0.0f : __builtin_nanf("");
 }
 
 }  // namespace

@@ -16,7 +16,9 @@ struct Vec {
     static constexpr uint32_t tile_tokens = 2;  // 4 rows x 2 tokens = 8 of 16 registers
     static constexpr uint32_t panel_from = 6;   // tokens from which a panel of unpacked weights pays
     static constexpr uint32_t token_tile = 2;   // in products with packed weights
-    static constexpr uint32_t outer_rows = 4;   // x outer_vectors accumulators in attention
+    static constexpr uint32_t row_tiles = 1;
+    static constexpr uint32_t tiles_from = 1;
+    static constexpr uint32_t outer_rows = 4;  // x outer_vectors accumulators in attention
     static constexpr uint32_t outer_vectors = 2;
 
     Lanes v;
@@ -134,11 +136,18 @@ struct Ints {
         return a;
     }
     friend Ints add_nibble_dots(const Ints& a, const Ints& w, const Ints& x) { return add_byte_dots(a, w, x); }
-    Vec byte_dots() const {
+    Ints nibble_sums() const { return *this; }
+    static Ints nibbles_after(const Ints& sums) { return sums; }
+    Ints nibbles_with(const Ints&) const { return *this; }
+
+    Ints times_256() const { return {{sums[0] * 256, sums[1] * 256, sums[2] * 256, sums[3] * 256}, {}}; }
+    Ints plus(const Ints& b) const {
+        return {{sums[0] + b.sums[0], sums[1] + b.sums[1], sums[2] + b.sums[2], sums[3] + b.sums[3]}, {}};
+    }
+    Vec floats() const {
         return {Lanes{static_cast<float>(sums[0]), static_cast<float>(sums[1]), static_cast<float>(sums[2]),
                       static_cast<float>(sums[3])}};
     }
-    Vec nibble_dots() const { return byte_dots(); }
 };
 
 }  // namespace

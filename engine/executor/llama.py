@@ -15,24 +15,27 @@ from engine.model.arch import LlamaConfig
 from engine.model.gguf import Gguf
 from engine.step import BLOCK_TOKENS
 
-INT8_BLOCK = 32
-INT8_DTYPES = frozenset({"Q4_1", "Q8_0"})
-"""Matrices of these types are multiplied with int8 activations by the native kernels, the others with float32."""
+LEVEL_BLOCK = 32
+LEVELS = {8: 127, 16: 32_639}
+"""Bits of an activation -> its largest level: a signed byte's, or 127 * 256 + 127."""
+PACKED_DTYPES = frozenset({"Q4_1", "Q8_0"})
+"""Matrices of these types, once packed, are multiplied with integer activations by the native kernels, the others with
+float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
     """Where the native executor rounds more coarsely than to float32: the oracle then rounds there too."""
 
-    int8: bool = True
-    """The input of every matrix of INT8_DTYPES, in blocks of 32: see `to_int8`."""
+    activation_bits: int | None = 16
+    """Of the input of every matrix of PACKED_DTYPES, in blocks of 32: see `to_levels`. None: it is not rounded."""
     half_kv: bool = True
     """Keys, after RoPE, and values to float16."""
     dtype: torch.dtype = torch.float64
     """Of everything else."""
 
 
-EXACT = Emulation(int8=False, half_kv=False, dtype=torch.float32)
+EXACT = Emulation(activation_bits=None, half_kv=False, dtype=torch.float32)
 """No rounding but float32's own: the plain oracle."""
 
 
@@ -47,7 +50,7 @@ class Llama:
             name: torch.from_numpy(dequantise(data, tensor)).to(emulation.dtype)
             for name, tensor in gguf.tensors.items()
         }
-        self._coarse = {name for name, tensor in gguf.tensors.items() if emulation.int8 and tensor.dtype in INT8_DTYPES}
+        self._packed = {name for name, tensor in gguf.tensors.items() if tensor.dtype in PACKED_DTYPES}
         shape = (config.layers, blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
         kv_dtype = torch.float16 if emulation.half_kv else emulation.dtype
         self._keys = torch.full(shape, math.nan, dtype=kv_dtype)
@@ -96,8 +99,10 @@ class Llama:
         return self._linear(hidden, name).view(len(hidden), heads, self._config.head_dim)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        weight = self._weights[f"{name}.weight"]
-        return F.linear(to_int8(x) if f"{name}.weight" in self._coarse else x, weight)
+        bits = self._emulation.activation_bits
+        if bits is not None and f"{name}.weight" in self._packed:
+            x = to_levels(x, bits)
+        return F.linear(x, self._weights[f"{name}.weight"])
 
     def _norm(self, hidden: Tensor, name: str) -> Tensor:
         return F.rms_norm(hidden, hidden.shape[-1:], self._weights[f"{name}.weight"], self._config.rms_eps)
@@ -112,16 +117,17 @@ class Llama:
         return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
 
 
-def to_int8(x: Tensor) -> Tensor:
-    """The nearest values that int8 in blocks of 32 can hold, in x's dtype and shape [..., cols].
+def to_levels(x: Tensor, bits: int) -> Tensor:
+    """The nearest values that levels of 8 or 16 bits in blocks of 32 can hold, in x's dtype and shape [..., cols].
 
-    By the rule of `_native.matmul`, in float32: most = max|x| of a block, q = x * (127 / most) rounded to nearest, ties
-    to even, and q * (most / 127) is what is multiplied. Zeros where most < 2 ** -100; NaN where x is not finite.
+    By the rule of `_native.matmul`, in float32: most = max|x| of a block, q = x * (top / most) rounded to nearest, ties
+    to even, and q * (most / top) is what is multiplied. Zeros where most < 2 ** -100; NaN where x is not finite.
     """
-    blocks = x.float().view(*x.shape[:-1], -1, INT8_BLOCK)
+    top = LEVELS[bits]
+    blocks = x.float().view(*x.shape[:-1], -1, LEVEL_BLOCK)
     most = blocks.abs().amax(-1, keepdim=True)
-    quants = (blocks * torch.where(most < 2**-100, 0, 127 / most)).round()
-    return (quants.to(x.dtype) * (most / 127).to(x.dtype)).view(x.shape)
+    levels = (blocks * torch.where(most < 2**-100, 0, top / most)).round()
+    return (levels.to(x.dtype) * (most / top).to(x.dtype)).view(x.shape)
 
 
 def _places(blocks: tuple[int, ...], end: int) -> Tensor:

@@ -15,9 +15,11 @@ from engine.model.pack import Packer, digest_of
 from engine.step import Finish, Logprobs, RowResult, StepPlan, StepResult
 
 PACKER: Final = Packer("x16", MappingProxyType({"Q4_1": "Q4_1x16", "Q8_0": "Q8_0x16"}), _native.pack)
-"""The layout of csrc/tensor.h: tiles of 16 rows, for every instruction set alike, and activations of 8 bits."""
-PACKERS: Final = MappingProxyType({"float32": Packer("blocks"), "int8": PACKER})
+"""The layout of csrc/tensor.h: tiles of 16 rows, for every instruction set alike."""
+PACKERS: Final = MappingProxyType({"int16": PACKER, "int8": PACKER, "float32": Packer("blocks")})
 """Arithmetic -> the layout whose kernels do it. Float32 runs on GGUF's own blocks."""
+ACTIVATION_BITS: Final = MappingProxyType({"int16": 16, "int8": 8, "float32": 16})
+"""Arithmetic -> bits of activations before packed matrices, which there are none of with float32."""
 
 _FINISH = (None, Finish.STOP, Finish.ERROR)
 
@@ -25,9 +27,9 @@ _FINISH = (None, Finish.STOP, Finish.ERROR)
 class NativeExecutor(Executor):
     """Runs steps on `threads` threads of its own; an idle executor uses no CPU.
 
-    Packed matrices are multiplied with activations of 8 bits (csrc/kernels.h), others with float32; KV is float16. A
-    step's result depends on its rows alone: not on the number of threads, nor on what else is in the batch. After a
-    fork the child can only drop it.
+    Packed matrices are multiplied with activations of 16 or 8 bits (csrc/kernels.h), others with float32; KV is
+    float16. A step's result depends on its rows alone: not on the number of threads, nor on what else is in the batch.
+    After a fork the child can only drop it.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class NativeExecutor(Executor):
         context: int,
         step_tokens: int,
         isa: str = "",
+        activation_bits: int = 16,
     ) -> None:
-        """`isa`: one of `_native.isas()`, empty for the best of this machine.
+        """`isa`: one of `_native.isas()`, empty for the best of this machine. `activation_bits`: 16 or 8, before packed
+        matrices.
 
         Raises ValueError for tensors or numbers that the kernels cannot run, RuntimeError if the file cannot be mapped,
         MemoryError if there is no room for the KV pool and activations.
@@ -57,10 +61,12 @@ class NativeExecutor(Executor):
             context=context,
             step_tokens=step_tokens,
             isa=isa,
+            activation_bits=activation_bits,
         )
         self._limits = Limits(slots, blocks, step_tokens, context, config.vocab)
         packed = any(tensor.dtype in PACKER.dtypes.values() for tensor in model.tensors.values())
-        self._numerics = f"native-2-{self._native.isa}-{'i8' if packed else 'f32'}-kv16-{_digest(model)}"
+        activations = f"i{activation_bits}" if packed else "f32"
+        self._numerics = f"native-3-{self._native.isa}-{activations}-kv16-{_digest(model)}"
 
     @property
     def limits(self) -> Limits:

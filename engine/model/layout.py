@@ -70,6 +70,8 @@ class Sizes(NamedTuple):
     slots: int
     blocks: int
     threads: int
+    level_bytes: int = 2
+    """Of an activation, before packed weights."""
 
 
 class Plan(NamedTuple):
@@ -193,8 +195,8 @@ def _activations(config: LlamaConfig, sizes: Sizes) -> Iterator[Buffer]:
         return Buffer(name, count * _F32, first, last)
 
     def quantised(name: str, cols: int, first: int, last: int) -> Buffer:
-        """Levels of a byte, and three numbers a block."""
-        return Buffer(name, span * (cols + 3 * _F32 * (cols // _BLOCK)), first, last)
+        """Levels, and three numbers a block."""
+        return Buffer(name, span * (cols * sizes.level_bytes + 3 * _F32 * (cols // _BLOCK)), first, last)
 
     yield floats("residual", tokens * config.hidden, _EMBED, _HEAD)
     yield floats("queries", tokens * queries, _PROJECT, _JOIN)

@@ -16,8 +16,9 @@ Native logits of every position: windows are streams that run side by side, each
 That is batched decode, bit for bit what prefill computes (tests/engine/executor/test_native.py), and the last position
 of each context is held against a whole prefill here too.
 
-Candidates: `native` (packed weights, int8 activations), `native-f32` (the GGUF's own blocks, float32 activations) and
-`emulated` (the oracle rounding where `native` does: what of the loss is the format's, and not the kernels').
+Candidates: `int16` and `int8` (packed weights, activations of so many bits), `float32` (the GGUF's own blocks), and
+`emulated-int16` and `emulated-int8` (the oracle rounding where native does: what of the loss is the format's, and not
+the kernels').
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ def main() -> None:
     parser.add_argument("--context", type=lambda text: [int(n) for n in text.split(",")], default=[2048])
     parser.add_argument("--tokens", type=int, default=50_000, help="predictions per context")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--candidates", type=lambda text: text.split(","), default=["native"])
+    parser.add_argument("--candidates", type=lambda text: text.split(","), default=["int16", "int8"])
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -229,16 +230,18 @@ def main() -> None:
             windows = windows_of(args.text.read_text(), tokenizer, context, args.tokens)
             streams = streams_for(len(windows), context)
 
-            def native(model: Gguf | Image, streams: int = streams, context: int = context) -> Native:
-                return Native(native_executor(model, args.threads, streams, context), context)
+            def native(model: Gguf | Image, bits: int, streams: int = streams, context: int = context) -> Native:
+                return Native(native_executor(model, bits, args.threads, streams, context), context)
 
             def oracle(emulate: Emulation, streams: int = streams, context: int = context) -> Oracle:
                 return Oracle(path, emulate, streams, context)
 
             make: dict[str, Callable[[], Candidate]] = {
-                "native": lambda: native(image),
-                "native-f32": lambda: native(read(path)),
-                "emulated": lambda: oracle(Emulation(dtype=torch.float32)),
+                "int16": lambda: native(image, 16),
+                "int8": lambda: native(image, 8),
+                "float32": lambda: native(read(path), 16),
+                "emulated-int16": lambda: oracle(Emulation(16, dtype=torch.float32)),
+                "emulated-int8": lambda: oracle(Emulation(8, dtype=torch.float32)),
             }
             candidates = {name: make[name]() for name in args.candidates}
             found = measure(windows, oracle(EXACT), candidates, streams, threads)
@@ -261,7 +264,7 @@ def return_large_blocks() -> None:
     ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 20)
 
 
-def native_executor(model: Gguf | Image, threads: int, streams: int, context: int) -> NativeExecutor:
+def native_executor(model: Gguf | Image, bits: int, threads: int, streams: int, context: int) -> NativeExecutor:
     return NativeExecutor(
         model,
         model.config if isinstance(model, Image) else llama_config(model),
@@ -270,6 +273,7 @@ def native_executor(model: Gguf | Image, threads: int, streams: int, context: in
         blocks=streams * context // BLOCK_TOKENS,
         context=context,
         step_tokens=512,
+        activation_bits=bits,
     )
 
 

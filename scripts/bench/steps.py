@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Steps of the native executor in process, without scheduler and HTTP: GGUF's blocks and packed weights in turn.
+"""Steps of the native executor in process, without scheduler and HTTP: each arithmetic in turn.
 
-.venv/bin/python scripts/bench/steps.py [--rounds 5] [--threads 2] [--kinds packed,blocks]
+.venv/bin/python scripts/bench/steps.py [--rounds 5] [--threads 2] [--arithmetic int16,int8,float32]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.executor.native import PACKER, NativeExecutor
+from engine.executor.native import ACTIVATION_BITS, PACKER, NativeExecutor
 from engine.model.arch import LlamaConfig, llama_config
 from engine.model.gguf import Gguf, read
 from engine.model.image import Image
@@ -30,9 +30,17 @@ GREEDY = Sampling(temperature=0.0)
 class Bench:
     """One executor and the next step's number."""
 
-    def __init__(self, model: Gguf | Image, config: LlamaConfig, threads: int, isa: str) -> None:
+    def __init__(self, model: Gguf | Image, config: LlamaConfig, threads: int, isa: str, activation_bits: int) -> None:
         self.executor = NativeExecutor(
-            model, config, threads=threads, slots=16, blocks=16 * 24, context=CONTEXT, step_tokens=512, isa=isa
+            model,
+            config,
+            threads=threads,
+            slots=16,
+            blocks=16 * 24,
+            context=CONTEXT,
+            step_tokens=512,
+            isa=isa,
+            activation_bits=activation_bits,
         )
         self._step = 0
         self._vocab = config.vocab
@@ -91,15 +99,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--isa", default="")
-    parser.add_argument("--kinds", default="packed,blocks")
+    parser.add_argument("--arithmetic", default="int16,int8,float32")
     parser.add_argument("--cases", default="")
     args = parser.parse_args()
     gguf = read(resolve(args.model))
-    kinds = args.kinds.split(",")
+    kinds = args.arithmetic.split(",")
     cases = {name: run for name, run in CASES.items() if args.cases in name}
     with tempfile.TemporaryDirectory() as folder:
-        models: dict[str, Gguf | Image] = {"blocks": gguf, "packed": pack(gguf.path, Path(folder) / "image", PACKER)}
-        benches = {kind: Bench(models[kind], llama_config(gguf), args.threads, args.isa) for kind in kinds}
+        image, config = pack(gguf.path, Path(folder) / "image", PACKER), llama_config(gguf)
+        benches = {
+            kind: Bench(gguf if kind == "float32" else image, config, args.threads, args.isa, ACTIVATION_BITS[kind])
+            for kind in kinds
+        }
         found: dict[str, dict[str, list[float]]] = {kind: {case: [] for case in cases} for kind in kinds}
         for _ in range(args.rounds):
             for case, run in cases.items():

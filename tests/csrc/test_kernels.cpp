@@ -199,48 +199,57 @@ TEST(attention_equals_doubles_and_reads_no_key_past_the_query) {
 
 struct Rows {
     Quantised q;
-    std::vector<int8_t> levels;
+    std::vector<int8_t> levels, low;
     std::vector<float> scales, sums;
     std::vector<int32_t> biases;
 
-    Rows(const Kernels& kernels, const std::vector<float>& x, uint32_t cols)
-        : levels(x.size()), scales(x.size() / 32), sums(scales.size()), biases(scales.size()) {
-        q = {levels.data(), scales.data(), sums.data(), biases.data()};
+    Rows(const Kernels& kernels, const std::vector<float>& x, uint32_t cols, bool wide)
+        : levels(x.size()),
+          low(wide ? x.size() : 0),
+          scales(x.size() / 32),
+          sums(scales.size()),
+          biases(scales.size()) {
+        q = {levels.data(), wide ? low.data() : nullptr, scales.data(), sums.data(), biases.data()};
         const auto tokens = static_cast<uint32_t>(x.size() / cols);
         for (uint32_t t = 0; t < tokens; ++t) {  // in two pieces, as the model does
             kernels.quantise(x.data() + t * cols, 0, 1, cols, t, tokens, q);
             kernels.quantise(x.data() + t * cols + 32, 1, cols / 32 - 1, cols, t, tokens, q);
         }
     }
+
+    int32_t level(size_t i) const { return low.empty() ? levels[i] : 256 * levels[i] + low[i]; }
 };
 
 TEST(quantised_activations_follow_the_rule_on_every_isa) {
-    for (const std::string& isa : available_isas()) {
-        std::vector<float> x = normal(32 * 7, 2.0f, 4);
-        std::fill_n(x.begin() + 32, 32, 0.0f);
-        std::fill_n(x.begin() + 64, 32, 0x1p-101f);
-        x[96] = std::numeric_limits<float>::infinity(), x[130] = std::numeric_limits<float>::quiet_NaN();
-        std::fill_n(x.begin() + 160, 32, -0x1p-100f);
-        x[192] = 254.0f, x[193] = 1.0f, x[194] = 3.0f, x[195] = -5.0f, x[196] = -254.0f;  // ties to even
-        const Rows rows(kernels_for(isa), x, 32 * 7);
-        for (uint32_t b = 0; b < 7; ++b) {
-            float most = 0.0f;
-            int32_t sum = 0;
-            for (uint32_t i = 0; i < 32; ++i) most = std::max(most, std::abs(x[32 * b + i]));
-            if (b == 3 || b == 4) {
-                CHECK(std::isnan(rows.scales[b]) && std::isnan(rows.sums[b]) && rows.levels[32 * b + 5] == 0);
-                continue;
+    for (const std::string& isa : available_isas())
+        for (const bool wide : {false, true}) {
+            const float top = wide ? 32639.0f : 127.0f;
+            std::vector<float> x = normal(32 * 7, 2.0f, 4);
+            std::fill_n(x.begin() + 32, 32, 0.0f);
+            std::fill_n(x.begin() + 64, 32, 0x1p-101f);
+            x[96] = std::numeric_limits<float>::infinity(), x[130] = std::numeric_limits<float>::quiet_NaN();
+            std::fill_n(x.begin() + 160, 32, -0x1p-100f);
+            x[192] = 2 * top, x[193] = 1.0f, x[194] = 3.0f, x[195] = -5.0f, x[196] = -2 * top;  // ties to even
+            const Rows rows(kernels_for(isa), x, 32 * 7, wide);
+            for (uint32_t b = 0; b < 7; ++b) {
+                float most = 0.0f;
+                int32_t sum = 0;
+                for (uint32_t i = 0; i < 32; ++i) most = std::max(most, std::abs(x[32 * b + i]));
+                if (b == 3 || b == 4) {
+                    CHECK(std::isnan(rows.scales[b]) && std::isnan(rows.sums[b]) && rows.level(32 * b + 5) == 0);
+                    continue;
+                }
+                const float inverse = most < 0x1p-100f ? 0.0f : top / most;
+                for (uint32_t i = 0; i < 32; ++i) {
+                    CHECK(rows.level(32 * b + i) == std::nearbyint(x[32 * b + i] * inverse));
+                    sum += rows.level(32 * b + i);
+                }
+                CHECK(rows.scales[b] == (most < 0x1p-100f ? 0.0f : most / top));
+                CHECK(rows.sums[b] == rows.scales[b] * static_cast<float>(sum) && rows.biases[b] == -128 * sum);
             }
-            const float inverse = most < 0x1p-100f ? 0.0f : 127.0f / most;
-            for (uint32_t i = 0; i < 32; ++i) {
-                CHECK(rows.levels[32 * b + i] == std::nearbyint(x[32 * b + i] * inverse));
-                sum += rows.levels[32 * b + i];
-            }
-            CHECK(rows.scales[b] == (most < 0x1p-100f ? 0.0f : most / 127.0f));
-            CHECK(rows.sums[b] == rows.scales[b] * static_cast<float>(sum) && rows.biases[b] == -128 * sum);
+            CHECK(rows.level(193) == 0 && rows.level(194) == 2 && rows.level(195) == -2);
+            CHECK(rows.level(196) == -static_cast<int32_t>(top));
         }
-        CHECK(rows.levels[193] == 0 && rows.levels[194] == 2 && rows.levels[195] == -2 && rows.levels[196] == -127);
-    }
 }
 
 TEST(packing_loses_nothing) {
@@ -260,7 +269,8 @@ TEST(packing_loses_nothing) {
 
 TEST(packed_products_equal_doubles_and_depend_on_nothing_beside_them) {
     constexpr uint32_t rows = 39, most_tokens = 53;
-    for (const DType type : {DType::q4_1, DType::q8_0})
+    for (const auto& [type, wide] : {std::pair{DType::q4_1, false}, std::pair{DType::q4_1, true},
+                                     std::pair{DType::q8_0, false}, std::pair{DType::q8_0, true}})
         for (const uint32_t cols : {64u, 96u, 576u}) {
             std::vector<uint8_t> data = TinyModel::weights(type, rows * cols / 32, 5);
             if (type == DType::q8_0) data[2] = 0x80, data[3] = 0x7f;  // -128 and 127
@@ -270,24 +280,24 @@ TEST(packed_products_equal_doubles_and_depend_on_nothing_beside_them) {
             const std::vector<float> x = normal(most_tokens * cols, 1.0f, cols);
             for (const std::string& isa : available_isas()) {
                 const Kernels& kernels = kernels_for(isa);
-                const Rows all(kernels, x, cols);
+                const Rows all(kernels, x, cols, wide);
                 std::vector<float> whole(most_tokens * rows), weights(cols);
                 kernels.packed_matmul(matrix, 0, rows, all.q, most_tokens, {whole.data(), rows, nullptr, false},
                                       nullptr);
                 for (uint32_t r = 0; r < rows; ++r) {
                     kernels.dequantise(matrix, r, weights.data());
                     for (uint32_t t = 0; t < most_tokens; ++t) {
-                        const Rows one(kernels, {x.begin() + t * cols, x.begin() + (t + 1) * cols}, cols);
+                        const Rows one(kernels, {x.begin() + t * cols, x.begin() + (t + 1) * cols}, cols, wide);
                         double sum = 0.0, size = 0.0;
                         for (uint32_t k = 0; k < cols; ++k) {
-                            const double term = double{weights[k]} * one.levels[k] * one.scales[k / 32];
+                            const double term = double{weights[k]} * one.level(k) * one.scales[k / 32];
                             sum += term, size += std::abs(term);
                         }
                         CHECK(std::abs(sum - whole[t * rows + r]) <= 2e-6 * size);
                     }
                 }
                 for (const uint32_t tokens : {1u, 2u, 5u, 12u, 13u, 24u, 31u}) {
-                    const Rows some(kernels, {x.end() - tokens * cols, x.end()}, cols);
+                    const Rows some(kernels, {x.end() - tokens * cols, x.end()}, cols, wide);
                     std::vector<float> y(tokens * rows, 1.0f), index_y(tokens * rows), halves(tokens * rows);
                     std::vector<uint32_t> index(tokens);
                     for (uint32_t t = 0; t < tokens; ++t) index[t] = tokens - 1 - t;

@@ -103,14 +103,14 @@ def ended(pid: int) -> bool:
 
 async def test_an_embedded_node_is_started_as_the_engine_wants_it(lines: Lines) -> None:
     port = free_port()
-    node = native(port, threads=2, kv_tokens=4096)
+    node = native(port, threads=2, kv_tokens=4096, arithmetic="int8")
     launcher = Launcher(config(RegionConfig("near", (node,))), "t", logger(lines))
     (child,) = launcher.children
     assert child.name == "near-1"
     assert child.arguments[:4] == (sys.executable, "-m", "engine", "serve")
     assert " ".join(child.arguments[4:]) == (
         f"--model package:a/b --model-id m --host 127.0.0.1 --port {port} --exit-with-parent "
-        "--threads 2 --kv-tokens 4096"
+        "--threads 2 --kv-tokens 4096 --arithmetic int8"
     )
     assert launcher.origins == {}
 

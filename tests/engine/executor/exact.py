@@ -1,4 +1,4 @@
-"""A llama that rounds where the native executor does, and computes all else in float64."""
+"""A llama that rounds where the native executor does with float32 activations, and computes all else in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.executor.reference import ReferenceExecutor
 from engine.step import BLOCK_TOKENS
 
 
-def exact_logits(path: Path, tokens: Sequence[int], *, int8: bool = False) -> npt.NDArray[np.float32]:
+def exact_logits(path: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
     """[len(tokens), vocab]"""
     blocks = -(-len(tokens) // BLOCK_TOKENS)
-    return ReferenceExecutor(path, slots=1, blocks=blocks, emulate=Emulation(int8=int8)).text_logits(tokens)
+    return ReferenceExecutor(path, slots=1, blocks=blocks, emulate=Emulation(activation_bits=None)).text_logits(tokens)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from engine import _native
-from engine.executor.native import PACKER, NativeExecutor
+from engine.executor.native import ACTIVATION_BITS, PACKER, NativeExecutor
 from engine.model.arch import LlamaConfig, llama_config
 from engine.model.gguf import Gguf, read
 from tests.engine.gguf_files import TINY, write_llama
 
 ISAS = _native.isas()
+ARITHMETICS = tuple(ACTIVATION_BITS)
 SHAPES = {
     "one head a group": LlamaConfig(1, 64, 96, 2, 2, 32, 512, 130, 10_000.0, 1e-5),
     "three heads a group": LlamaConfig(2, 96, 160, 6, 2, 16, 512, 257, 100_000.0, 1e-5),
@@ -21,11 +22,11 @@ SHAPES = {
 }
 
 
-def make_native(path: Path, *, packed: bool = False, **changes: Any) -> NativeExecutor:
+def make_native(path: Path, *, arithmetic: str = "float32", **changes: Any) -> NativeExecutor:
     gguf = read(path)
     sizes: dict[str, Any] = {"threads": 2, "slots": 8, "blocks": 128, "context": 512, "step_tokens": 256}
-    model = packed_copy(gguf, path.with_suffix(".packed")) if packed else gguf
-    return NativeExecutor(model, llama_config(gguf), **sizes | changes)
+    model = gguf if arithmetic == "float32" else packed_copy(gguf, path.with_suffix(".packed"))
+    return NativeExecutor(model, llama_config(gguf), activation_bits=ACTIVATION_BITS[arithmetic], **sizes | changes)
 
 
 def write_shape(folder: Path, shape: str, dtype: str = "Q4_1") -> Path:
@@ -44,4 +45,4 @@ def packed_copy(gguf: Gguf, path: Path) -> Gguf:
     return replace(gguf, path=path, tensors=tensors)
 
 
-__all__ = ["ISAS", "SHAPES", "TINY", "make_native", "packed_copy", "write_shape"]
+__all__ = ["ARITHMETICS", "ISAS", "SHAPES", "TINY", "make_native", "packed_copy", "write_shape"]

@@ -20,7 +20,7 @@ from engine.model.gguf import read
 from engine.step import Finish, Row, RowResult, Sampling, StepPlan
 from tests.engine.executor.driver import GREEDY, Driver, blocks_for
 from tests.engine.executor.exact import exact_logits
-from tests.engine.executor.native_models import ISAS, SHAPES, TINY, make_native, write_shape
+from tests.engine.executor.native_models import ARITHMETICS, ISAS, SHAPES, TINY, make_native, write_shape
 from tests.engine.gguf_files import write_llama
 
 PROMPT = [int(token) for token in np.random.default_rng(2).integers(0, 33, 150)]
@@ -37,10 +37,10 @@ def isa(request: pytest.FixtureRequest) -> str:
 Make = Callable[..., NativeExecutor]
 
 
-@pytest.fixture(params=[False, True], ids=["blocks", "packed"])
+@pytest.fixture(params=ARITHMETICS)
 def make(request: pytest.FixtureRequest) -> Make:
     """Builds an executor over the file itself, or over an image packed from it."""
-    return partial(make_native, packed=request.param)
+    return partial(make_native, arithmetic=request.param)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.step import Row, Sampling
 from tests.engine.executor.driver import Driver, blocks_for
-from tests.engine.executor.native_models import make_native, write_shape
+from tests.engine.executor.native_models import ARITHMETICS, ISAS, make_native, write_shape
 
 LONGEST = 300
 """Crosses a part of attention (256 positions)."""
@@ -57,15 +57,17 @@ def texts(draw: st.DrawFn) -> Text:
 
 
 Executors = dict[int, Driver]
+KINDS = [*((arithmetic, ISAS[0]) for arithmetic in ARITHMETICS), *(("int16", isa) for isa in ISAS[1:2])]
+"""The C++ tests take the others too, which are slow."""
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["blocks", "packed"])
+@pytest.fixture(scope="module", params=KINDS, ids="-".join)
 def drives(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executors]:
     path: Path = write_shape(tmp_path_factory.mktemp("batches"), "three heads a group")
+    arithmetic, isa = request.param
+    sizes = {"blocks": 8 * BLOCKS, "step_tokens": STEP_TOKENS}
     drives = {
-        threads: Driver(
-            make_native(path, packed=request.param, threads=threads, blocks=8 * BLOCKS, step_tokens=STEP_TOKENS)
-        )
+        threads: Driver(make_native(path, arithmetic=arithmetic, isa=isa, threads=threads, **sizes))
         for threads in (1, 2, 3)
     }
     yield drives
