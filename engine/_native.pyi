@@ -2,6 +2,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from engine.model.arch import LlamaConfig
+from engine.model.layout import Piece
 from engine.step import Sampling, StepPlan
 
 class _Tensor(Protocol):
@@ -33,9 +34,13 @@ class Executor:
         step_tokens: int,
         isa: str,
         activation_bits: int,
+        plan: Iterable[Piece],
+        kv_dtype: str,
     ) -> None: ...
     @property
     def isa(self) -> str: ...
+    def residency(self) -> tuple[float, float, float]:
+        """(share of the weights in memory before they were asked for, seconds to get the rest, share now)"""
     def submit(self, plan: StepPlan) -> None: ...
     def collect(self) -> tuple[int, list[tuple[int, int | None, int, _Logprobs | None]], float, float]:
         """(step, [(slot, token, finish, logprobs)], started, ended); finish: 0 none, 1 stop, 2 error"""

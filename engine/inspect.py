@@ -93,7 +93,8 @@ def _memory(plan: layout.Plan) -> Table:
         for placed in region.buffers:
             live = f"{placed.buffer.first} to {placed.buffer.last}"
             offset = f"{region.offset + placed.offset:,}"
-            table.add_row(region.name, placed.buffer.name, offset, live, f"{placed.buffer.nbytes:,}")
+            each = f" for each of {placed.copies} threads" if placed.stride else ""
+            table.add_row(region.name, placed.buffer.name + each, offset, live, f"{placed.buffer.nbytes:,}")
         table.add_section()
     table.add_row("arena", "", "", "", f"{plan.nbytes:,}")
     return table

@@ -86,6 +86,8 @@ async def _serve(options: ServeOptions, start: Start) -> int:
         node.ready()
         ready.set()
         print(f"ready: {options.model_id} ({engine.numerics}) {_took(start)}", flush=True)
+        if residency := await asyncio.to_thread(opened.executor.residency):
+            print(residency, flush=True)
         await _first(signals.stop.wait(), engine.failed.wait())
         node.drain()
         drain_s = FAILED_DRAIN_S if engine.failed.is_set() else options.drain_s

@@ -52,6 +52,8 @@ class ModelOptions:
     """Most tokens of one step; bounds how long a prefill chunk holds everybody else up."""
     arithmetic: str = "int16"
     """Of activations: a key of `native.PACKERS`."""
+    kv_dtype: str = "f16"
+    """Of keys and values: a key of `layout.KV_DTYPES`."""
     cache: Path | None = None
     """Folder of packed images; None for the user's."""
 
@@ -63,6 +65,7 @@ class ModelOptions:
             self.kv_tokens // BLOCK_TOKENS,
             self.threads,
             1 if self.arithmetic == "int8" else 2,
+            kv_dtype=self.kv_dtype,
         )
 
 
@@ -206,6 +209,7 @@ def open_executor(image: Image, options: ModelOptions) -> NativeExecutor:
         context=min(image.config.context, sizes.blocks * BLOCK_TOKENS),
         step_tokens=sizes.step_tokens,
         activation_bits=ACTIVATION_BITS[options.arithmetic],
+        kv_dtype=sizes.kv_dtype,
     )
 
 

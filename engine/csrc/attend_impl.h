@@ -14,11 +14,13 @@ namespace {
 
 using edge::Attend;
 using edge::kBlockTokens;
+using edge::kKvGroup;
 using edge::kMaxGroup;
 using edge::kMaxQueries;
 using edge::kPartHead;
 using edge::kPartKeys;
 using edge::kTileKeys;
+using edge::KvType;
 using edge::part_floats;
 
 constexpr uint32_t kTileBlocks = kTileKeys / kBlockTokens;
@@ -32,10 +34,10 @@ inline Vec load_kv(const float* p) { return Vec::load(p); }
 template <class T>
 struct Tile {
     const T* blocks[kTileBlocks];
-    const uint16_t* ahead[kTileBlocks];
+    const uint8_t* ahead[kTileBlocks];
 
-    void fetch(size_t at) const {
-        for (const uint16_t* block : ahead) __builtin_prefetch(block + at);
+    void fetch(size_t element) const {
+        for (const uint8_t* block : ahead) __builtin_prefetch(block + element * sizeof(uint16_t));
     }
 };
 
@@ -161,6 +163,31 @@ inline void finish(const float* row, uint32_t dim, float* out) {
     for (uint32_t d = 0; d < dim; d += Vec::width) (Vec::load(row + kPartHead + d) * share).store(out + d);
 }
 
+inline void widen_f16(const uint16_t* from, uint32_t size, const uint8_t* ahead, float* to) {
+    for (uint32_t i = 0; i < size; i += Vec::width) {
+        if (i % 32 == 0) __builtin_prefetch(ahead + i * sizeof(uint16_t));
+        Vec::load_f16(from + i).store(to + i);
+    }
+}
+
+// block: of a KV head. Its keys [dim][16] share scales along the 16, its values [16][dim] along dim.
+inline void widen_i8(const uint8_t* block, uint32_t dim, bool values, const uint8_t* ahead, float* to) {
+    const uint32_t size = kBlockTokens * dim;
+    const auto* levels = reinterpret_cast<const int8_t*>(block) + (values ? size : 0);
+    const auto* scales = reinterpret_cast<const uint16_t*>(block + size_t{2} * size) + (values ? dim : 0);
+    for (uint32_t i = 0; i < size; i += 64) __builtin_prefetch(ahead + i);
+    for (uint32_t group = 0; group < dim; group += kKvGroup) {
+        float wide[kBlockTokens];  // the scales of 16 tokens
+        for (uint32_t i = 0; i < kBlockTokens; i += Vec::width) Vec::load_f16(scales + group + i).store(wide + i);
+        for (uint32_t row = 0; row < 16; ++row)  // of keys a dimension, of values a token
+            for (uint32_t i = 0; i < 16; i += Vec::width) {
+                const uint32_t at = values ? row * dim + group + i : (group + row) * kBlockTokens + i;
+                const Vec scale = values ? Vec::set(wide[row]) : Vec::load(wide + i);
+                (Vec::load_i8(levels + at) * scale).store(to + at);
+            }
+    }
+}
+
 // The rows of some queries in one part: row r is head r % group of query r / group.
 struct Rows {
     const Attend& args;
@@ -177,28 +204,36 @@ struct Rows {
         const uint32_t n = args.first + query + r / args.group + 1 - part;
         return n < kPartKeys ? n : kPartKeys;
     }
-    const uint16_t* block(uint32_t key) const {
+    const uint8_t* block(uint32_t key) const {
         const uint32_t last = (args.first + args.queries - 1) / kBlockTokens, index = (part + key) / kBlockTokens;
         return args.kv + args.blocks[index < last ? index : last] * args.block_stride;
     }
 
-    // Calls fn(tile) with the keys (shift 0) or values (shift 16 * dim) of 64 positions, as f32 where rows are many.
+    // Where keys or values begin in a KV head's block.
+    size_t shift(bool values) const {
+        return values ? size_t{kBlockTokens} * args.head_dim * (args.type == KvType::f16 ? sizeof(uint16_t) : 1) : 0;
+    }
+
+    // Calls fn(tile) with the keys or values of 64 positions: as f32 where rows are many or what lies there is int8.
     template <class F>
-    void with_tile(uint32_t key, size_t shift, const uint16_t* const* ahead, F&& fn) const {
-        Tile<uint16_t> tile;
-        for (uint32_t j = 0; j < kTileBlocks; ++j) {
-            tile.blocks[j] = block(key + j * kBlockTokens) + shift;
-            tile.ahead[j] = ahead[j];
+    void with_tile(uint32_t key, bool values, const uint8_t* const* ahead, F&& fn) const {
+        if (args.type == KvType::f16 && count <= kDirectRows) {
+            Tile<uint16_t> tile;
+            for (uint32_t j = 0; j < kTileBlocks; ++j) {
+                tile.blocks[j] = reinterpret_cast<const uint16_t*>(block(key + j * kBlockTokens) + shift(values));
+                tile.ahead[j] = ahead[j];
+            }
+            return fn(tile);
         }
-        if (count <= kDirectRows) return fn(tile);
         Tile<float> wide;
         const uint32_t size = kBlockTokens * args.head_dim;
         for (uint32_t j = 0; j < kTileBlocks; ++j) {
+            const uint8_t* from = block(key + j * kBlockTokens);
             float* to = panel + j * size;
-            for (uint32_t i = 0; i < size; i += Vec::width) {
-                if (i % 32 == 0) __builtin_prefetch(ahead[j] + i);
-                Vec::load_f16(tile.blocks[j] + i).store(to + i);
-            }
+            if (args.type == KvType::f16)
+                widen_f16(reinterpret_cast<const uint16_t*>(from + shift(values)), size, ahead[j], to);
+            else
+                widen_i8(from, args.head_dim, values, ahead[j], to);
             wide.blocks[j] = to;
         }
         fn(wide);
@@ -213,23 +248,22 @@ inline uint32_t seen(uint32_t visible, uint32_t tile) {
 template <class Place>
 inline void run_part(const Rows& rows, Place&& place) {
     const uint32_t dim = rows.args.head_dim, most = rows.visible(rows.count - 1);
-    const size_t values = size_t{dim} * kBlockTokens;
     const float scale = 0x1.715476p0f / __builtin_sqrtf(static_cast<float>(dim));  // with log2(e)
     const auto groups = [&](auto&& fn) {
         for (uint32_t r = 0; r < rows.count; r += Vec::outer_rows)
             with_constant<Vec::outer_rows>(rows.count - r < Vec::outer_rows ? rows.count - r : Vec::outer_rows,
                                            [&](auto n) { fn(r, n); });
     };
-    const auto blocks_at = [&](uint32_t key, size_t shift, const uint16_t** out) {
-        for (uint32_t j = 0; j < kTileBlocks; ++j) out[j] = rows.block(key + j * kBlockTokens) + shift;
+    const auto blocks_at = [&](uint32_t key, bool values, const uint8_t** out) {
+        for (uint32_t j = 0; j < kTileBlocks; ++j) out[j] = rows.block(key + j * kBlockTokens) + rows.shift(values);
     };
-    const uint16_t* ahead[kTileBlocks];
+    const uint8_t* ahead[kTileBlocks];
     for (uint32_t tile = 0; tile < most; tile += kTileKeys) {
         if (tile + kTileKeys < most)
-            blocks_at(tile + kTileKeys, 0, ahead);
+            blocks_at(tile + kTileKeys, false, ahead);
         else
-            blocks_at(0, values, ahead);
-        rows.with_tile(tile, 0, ahead, [&](const auto& keys) {
+            blocks_at(0, true, ahead);
+        rows.with_tile(tile, false, ahead, [&](const auto& keys) {
             groups([&](uint32_t r, auto n) {
                 if (seen(rows.visible(r + n - 1), tile) == 0) return;
                 const float* q[n];
@@ -244,8 +278,8 @@ inline void run_part(const Rows& rows, Place&& place) {
         weigh(rows.scores + r * kPartKeys, rows.visible(r), scale, part);
     }
     for (uint32_t tile = 0; tile < most; tile += kTileKeys) {
-        blocks_at(tile + kTileKeys < most ? tile + kTileKeys : tile, values, ahead);
-        rows.with_tile(tile, values, ahead, [&](const auto& in) {
+        blocks_at(tile + kTileKeys < most ? tile + kTileKeys : tile, true, ahead);
+        rows.with_tile(tile, true, ahead, [&](const auto& in) {
             groups([&](uint32_t r, auto n) {
                 // What all rows see is summed for all at once, then each row's own last keys.
                 const uint32_t common = seen(rows.visible(r), tile);

@@ -131,15 +131,22 @@ class PyExecutor {
   public:
     PyExecutor(const std::string& path, nb::handle config, nb::handle tensors, nb::handle threads, nb::handle slots,
                nb::handle blocks, nb::handle context, nb::handle step_tokens, const std::string& isa,
-               nb::handle activation_bits)
-        : executor_(path, config_of(config), entries(tensors),
-                    {.slots = u32(slots, "slots"),
-                     .blocks = u32(blocks, "blocks"),
-                     .context = u32(context, "context"),
-                     .step_tokens = u32(step_tokens, "step_tokens")},
-                    u32(threads, "threads"), isa, u32(activation_bits, "activation_bits")) {}
+               nb::handle activation_bits, nb::handle plan, const std::string& kv_dtype)
+        : executor_(made(path, config, tensors, threads, slots, blocks, context, step_tokens, isa, activation_bits,
+                         plan, kv_dtype)) {}
 
     const char* isa() const { return executor_.isa(); }
+
+    // (share in memory before, seconds to read the rest, share now)
+    nb::tuple residency() const {
+        const edge::MappedFile& file = executor_.file();
+        double now = 0.0;
+        {
+            nb::gil_scoped_release release;
+            now = file.resident();
+        }
+        return nb::make_tuple(file.resident_before(), file.populate_s(), now);
+    }
 
     void submit(nb::handle plan) {
         ids_.clear();
@@ -192,9 +199,42 @@ class PyExecutor {
         size_t opens;                         // into opens_, plus 1
     };
 
+    // What is wrong with the sizes themselves is said before what that does to the plan.
+    static edge::Executor made(const std::string& path, nb::handle config, nb::handle tensors, nb::handle threads,
+                               nb::handle slots, nb::handle blocks, nb::handle context, nb::handle step_tokens,
+                               const std::string& isa, nb::handle activation_bits, nb::handle plan,
+                               const std::string& kv_dtype) {
+        if (kv_dtype != "f16" && kv_dtype != "int8") refuse("kv_dtype " + kv_dtype + " is not one of f16, int8");
+        const edge::Limits limits{.slots = u32(slots, "slots"),
+                                  .blocks = u32(blocks, "blocks"),
+                                  .context = u32(context, "context"),
+                                  .step_tokens = u32(step_tokens, "step_tokens")};
+        const uint32_t members = u32(threads, "threads");
+        edge::check_limits(limits, members);
+        return edge::Executor(path, config_of(config), entries(tensors), limits, members, isa,
+                              u32(activation_bits, "activation_bits"), placements(plan),
+                              kv_dtype == "int8" ? edge::KvType::int8 : edge::KvType::f16);
+    }
+
     static std::vector<edge::TensorEntry> entries(nb::handle tensors) {
         std::vector<edge::TensorEntry> found;
         for (const nb::handle tensor : tensors) found.push_back(tensor_of(tensor));
+        return found;
+    }
+
+    static std::vector<edge::Placement> placements(nb::handle plan) {
+        std::vector<edge::Placement> found;
+        for (const nb::handle from : plan) {
+            edge::Placement to;
+            to.name = nb::cast<std::string>(from.attr("name"));
+            const std::string where = "memory plan: '" + to.name + "' ";
+            to.offset = u64(from.attr("offset"), (where + "offset").c_str());
+            to.nbytes = u64(from.attr("nbytes"), (where + "nbytes").c_str());
+            to.copies = u32(from.attr("copies"), (where + "copies").c_str());
+            to.stride = u64(from.attr("stride"), (where + "stride").c_str());
+            found.push_back(to);
+        }
+        if (found.empty()) refuse("memory plan: it is empty");
         return found;
     }
 
@@ -297,7 +337,10 @@ nb::object sample(const std::string& isa, nb::bytes logits, nb::handle from, uin
     edge::Seen seen(words.data(), ids.data());
     for (size_t i = 0; i < tokens.size(); ++i)
         i < sampling.first ? seen.add_prompt(tokens[i]) : seen.add_sampled(tokens[i]);
-    edge::Sampler sampler(vocab);
+    std::vector<double> weights(vocab);
+    std::vector<uint32_t> order(vocab);
+    std::vector<float> adjusted(vocab);
+    edge::Sampler sampler(vocab, {weights.data(), order.data(), adjusted.data()});
     const edge::Kernels& kernels = edge::kernels_for(isa);
     const auto token = sampler(kernels, values.data(), sampling, seen, position);
     if (!token) return nb::none();
@@ -314,10 +357,11 @@ NB_MODULE(_native, m) {
 
     nb::class_<PyExecutor>(m, "Executor")
         .def(nb::init<const std::string&, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
-                      nb::handle, const std::string&, nb::handle>(),
+                      nb::handle, const std::string&, nb::handle, nb::handle, const std::string&>(),
              "path"_a, "config"_a, "tensors"_a, nb::kw_only(), "threads"_a, "slots"_a, "blocks"_a, "context"_a,
-             "step_tokens"_a, "isa"_a, "activation_bits"_a)
+             "step_tokens"_a, "isa"_a, "activation_bits"_a, "plan"_a, "kv_dtype"_a)
         .def_prop_ro("isa", &PyExecutor::isa)
+        .def("residency", &PyExecutor::residency)
         .def("submit", &PyExecutor::submit, "plan"_a)
         .def("collect", &PyExecutor::collect)
         .def("logits", &PyExecutor::logits, "slot"_a)

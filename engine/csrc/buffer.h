@@ -42,12 +42,11 @@ class Buffer {
         return *this;
     }
 
-    // Takes the page faults of elements [from, from + count) now. Kernels before 5.14 cannot; there the first write
-    // does.
-    void populate(size_t from, size_t count) const {
+    // Takes the page faults of these bytes now. Kernels before 5.14 cannot; there the first write does.
+    static void populate(const void* from, size_t nbytes) {
         constexpr uintptr_t page = 4096;
-        const uintptr_t begin = reinterpret_cast<uintptr_t>(data_ + from) & ~(page - 1);
-        const uintptr_t end = reinterpret_cast<uintptr_t>(data_ + from + count);
+        const uintptr_t begin = reinterpret_cast<uintptr_t>(from) & ~(page - 1);
+        const uintptr_t end = reinterpret_cast<uintptr_t>(from) + nbytes;
         ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
     }
 

@@ -55,6 +55,23 @@ void to_f16(const float* x, uint16_t* out, uint32_t n) {
     for (uint32_t i = 0; i < n; i += Vec::width) Vec::load(x + i).store_f16(out + i);
 }
 
+void to_i8(const float* x, int8_t* levels, uint16_t* scale) {
+    float most = 0.0f, odd = 0.0f;  // 0 * x stays 0 unless x is infinite or NaN
+    for (uint32_t i = 0; i < edge::kKvGroup; ++i) {
+        const float size = __builtin_fabsf(x[i]);
+        most = size > most ? size : most;
+        odd += x[i] * 0.0f;
+    }
+    alignas(64) uint16_t halves[Vec::width];
+    Vec::set(odd == 0.0f ? most / 127.0f : __builtin_nanf("")).store_f16(halves);
+    const float step = Vec::load_f16(halves).lane0();
+    *scale = halves[0];
+    for (uint32_t i = 0; i < edge::kKvGroup; ++i) {
+        const float level = step > 0.0f ? __builtin_rintf(x[i] / step) : 0.0f;
+        levels[i] = static_cast<int8_t>(level > 127.0f ? 127.0f : level < -127.0f ? -127.0f : level);
+    }
+}
+
 edge::Peak peak(const float* x, uint32_t n) {
     const uint32_t whole = n / Vec::width * Vec::width;
     Vec most = Vec::set(-__builtin_inff());

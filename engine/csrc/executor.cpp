@@ -40,11 +40,7 @@ void check_range(const char* name, uint32_t value, uint32_t most) {
 }
 
 const Limits& checked(const Limits& limits, uint32_t threads) {
-    check_range("threads", threads, kMaxThreads);
-    check_range("slots", limits.slots, 1u << 12);
-    check_range("blocks", limits.blocks, 1u << 24);
-    check_range("context", limits.context, 1u << 24);
-    check_range("step_tokens", limits.step_tokens, 1u << 16);
+    check_limits(limits, threads);
     return limits;
 }
 
@@ -56,13 +52,23 @@ bool has_low_bytes(uint32_t activation_bits) {
 
 }  // namespace
 
+void check_limits(const Limits& limits, uint32_t threads) {
+    check_range("threads", threads, kMaxThreads);
+    check_range("slots", limits.slots, 1u << 12);
+    check_range("blocks", limits.blocks, 1u << 24);
+    check_range("context", limits.context, 1u << 24);
+    check_range("step_tokens", limits.step_tokens, 1u << 16);
+}
+
 Executor::Executor(const std::string& path, const ModelConfig& config, const std::vector<TensorEntry>& tensors,
-                   const Limits& limits, uint32_t threads, const std::string& isa, uint32_t activation_bits)
+                   const Limits& limits, uint32_t threads, const std::string& isa, uint32_t activation_bits,
+                   std::vector<Placement> plan, KvType kv_type)
     : model_(path, config, tensors),
       kernels_(kernels_for(isa)),
       limits_(checked(limits, threads)),
       team_(threads),
-      forward_(model_, kernels_, limits_, team_, has_low_bytes(activation_bits)),
+      arena_(std::move(plan)),
+      forward_(model_, kernels_, limits_, team_, arena_, has_low_bytes(activation_bits), kv_type),
       writer_(limits_, config.vocab),
       wanted_blocks_(std::min(limits.blocks, kBlocksAhead)),
       owner_(::getpid()),
@@ -178,9 +184,9 @@ void Executor::execute() {
         if (!has_plan(submitted_.load(std::memory_order_acquire), done)) tell();
         if (!next(done)) break;
         Job& job = ring_[done % kDepth];
-        job.started = monotonic();
         const bool runs = forward_.prepare(job);
         if (runs) team_.barrier();
+        job.started = monotonic();  // of the first kernel: laying out the batch is part of the gap before it
         tell();
         if (runs) forward_.run(0);
         job.ended = monotonic();

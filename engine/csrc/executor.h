@@ -18,21 +18,26 @@
 
 namespace edge {
 
+// Throws std::invalid_argument naming the number that no executor is built for.
+void check_limits(const Limits& limits, uint32_t threads);
+
 // Used by one thread. After a fork the child may only destroy it.
 class Executor {
   public:
     static constexpr uint32_t kDepth = 2;  // plans submitted and not collected
 
     // threads: 1 executor thread and threads - 1 workers; one more faults KV pages ahead of use. activation_bits: 8 or
-    // 16, before packed weights. Throws std::invalid_argument, std::runtime_error, std::bad_alloc.
+    // 16, before packed weights. plan: of the arena. Throws std::invalid_argument, std::runtime_error, std::bad_alloc.
     Executor(const std::string& path, const ModelConfig& config, const std::vector<TensorEntry>& tensors,
-             const Limits& limits, uint32_t threads, const std::string& isa, uint32_t activation_bits = 16);
+             const Limits& limits, uint32_t threads, const std::string& isa, uint32_t activation_bits = 16,
+             std::vector<Placement> plan = {}, KvType kv_type = KvType::f16);
     ~Executor();
     Executor(const Executor&) = delete;
     Executor& operator=(const Executor&) = delete;
 
     const char* isa() const { return kernels_.name; }
     uint32_t vocab() const { return model_.config.vocab; }
+    const MappedFile& file() const { return model_.file; }
 
     // Throws std::invalid_argument for a plan that breaks the contract, std::runtime_error if kDepth plans are out
     // already or the executor is closed; nothing is submitted then. Never blocks.
@@ -63,6 +68,7 @@ class Executor {
     const Kernels& kernels_;
     const Limits limits_;
     Team team_;
+    Arena arena_;
     Forward forward_;
     PlanWriter writer_;
     std::vector<Job> ring_;

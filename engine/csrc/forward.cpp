@@ -26,27 +26,19 @@ Range share(uint32_t total, uint32_t member, uint32_t members) {
 
 uint32_t tiles(const Matrix& matrix) { return ceil_div(matrix.rows, kTileRows); }
 
-// Hands out arrays of one piece of memory, or only counts.
-class Arrays {
-  public:
-    explicit Arrays(uint8_t* at) : at_(at) {}
-    template <class T>
-    T* take(size_t count) {
-        T* taken = at_ ? reinterpret_cast<T*>(at_ + size_) : nullptr;
-        size_ += (count * sizeof(T) + kAlign - 1) / kAlign * kAlign;
-        return taken;
-    }
-    Quantised quantised(uint32_t tokens, uint32_t cols, bool low_bytes) {
-        const size_t blocks = size_t{tokens} * (cols / kBlockWeights), values = blocks * kBlockWeights;
-        return {take<int8_t>(values), low_bytes ? take<int8_t>(values) : nullptr, take<float>(blocks),
-                take<float>(blocks), take<int32_t>(blocks)};
-    }
-    size_t size() const { return size_; }
+size_t aligned(size_t nbytes) { return (nbytes + Arena::kAlign - 1) / Arena::kAlign * Arena::kAlign; }
 
-  private:
-    uint8_t* at_;
-    size_t size_ = 0;
-};
+// Levels, the low bytes behind the high ones, then three numbers a block.
+Quantised take_quantised(Arena& arena, const std::string& name, uint32_t tokens, uint32_t cols, bool low_bytes,
+                         uint32_t member) {
+    const size_t blocks = size_t{tokens} * (cols / kBlockWeights), numbers = aligned(blocks * sizeof(float));
+    const size_t bytes = aligned(blocks * kBlockWeights), levels = low_bytes ? 2 * bytes : bytes;
+    auto* at = arena.take<uint8_t>(name, levels + 3 * numbers, member);
+    auto* high = reinterpret_cast<int8_t*>(at);
+    const auto number = [&](size_t index) { return at + levels + index * numbers; };
+    return {high, low_bytes ? high + bytes : nullptr, reinterpret_cast<float*>(number(0)),
+            reinterpret_cast<float*>(number(1)), reinterpret_cast<int32_t*>(number(2))};
+}
 
 size_t scratch_floats(const ModelConfig& config) {
     const uint32_t cols = std::max({config.hidden, config.q_dim(), config.ffn});
@@ -60,57 +52,59 @@ const uint8_t* row_start(const Matrix& matrix, uint32_t row) {
 
 }  // namespace
 
-Forward::Workspace::Workspace(const ModelConfig& config, const Model& model, uint32_t span, bool low_bytes) {
-    const bool wide = std::any_of(model.layers.begin(), model.layers.end(),
-                                  [](const Layer& layer) { return !is_packed(layer.down.dtype); });
-    const auto lay_out = [&](Arrays arrays) {
-        rows = arrays.take<float>(size_t{span} * std::max(config.hidden, config.q_dim()));
-        kv = arrays.take<float>(size_t{span} * 2 * config.kv_dim());
-        gate = arrays.take<float>(size_t{span} * kBlockWeights);
-        up = arrays.take<float>(size_t{span} * kBlockWeights);
-        piece = arrays.take<float>(size_t{span} * kPanelRows);
-        mixed = arrays.take<float>(wide ? size_t{span} * config.ffn : 0);
-        in = arrays.quantised(span, std::max(config.hidden, config.q_dim()), low_bytes);
-        middle = arrays.quantised(span, config.ffn, low_bytes);
-        scratch = arrays.take<float>(scratch_floats(config));
-        return arrays.size();
-    };
-    memory = Buffer<uint8_t>(lay_out(Arrays(nullptr)));
-    lay_out(Arrays(memory.data()));
+Forward::Workspace::Workspace(const ModelConfig& config, uint32_t span, bool low_bytes, Arena& arena, uint32_t member) {
+    const uint32_t wide = std::max(config.hidden, config.q_dim());
+    rows = arena.take<float>("rows", size_t{span} * wide, member);
+    kv = arena.take<float>("keys and values", size_t{span} * 2 * config.kv_dim(), member);
+    gate = arena.take<float>("gate", size_t{span} * kBlockWeights, member);
+    up = arena.take<float>("up", size_t{span} * kBlockWeights, member);
+    piece = arena.take<float>("panel", size_t{span} * kPanelRows, member);
+    mixed = arena.take<float>("ffn", size_t{span} * config.ffn, member);
+    in = take_quantised(arena, "quantised rows", span, wide, low_bytes, member);
+    middle = take_quantised(arena, "quantised ffn", span, config.ffn, low_bytes, member);
+    scratch = arena.take<float>("scratch", scratch_floats(config), member);
 }
 
-Forward::Forward(const Model& model, const Kernels& kernels, const Limits& limits, Team& team, bool low_bytes)
+Forward::Forward(const Model& model, const Kernels& kernels, const Limits& limits, Team& team, Arena& arena,
+                 bool low_bytes, KvType kv_type)
     : model_(model),
       kernels_(kernels),
       team_(team),
+      arena_(arena),
       few_(std::min(limits.step_tokens, std::max(kFewTokens, kMemberTokens * team.members()))),
       span_(std::min(limits.step_tokens, std::max(few_, kMostChunk))),
       most_parts_(ceil_div(limits.context, kPartKeys)),
       slots_(limits.slots),
-      kv_head_(size_t{2} * kBlockTokens * model.config.head_dim),
+      kv_type_(kv_type),
+      kv_head_(kv_head_bytes(kv_type, model.config.head_dim)),
       kv_layer_(kv_head_ * model.config.kv_heads),
       kv_block_(kv_layer_ * model.config.layers),
-      kv_(kv_block_ * limits.blocks) {
+      kv_(arena.take<uint8_t>("kv", kv_block_ * limits.blocks)) {
     const ModelConfig& config = model.config;
     const size_t tokens = limits.step_tokens;
-    x_ = Buffer<float>(tokens * config.hidden);
-    q_ = Buffer<float>(tokens * config.q_dim());
-    angles_ = Buffer<float>(tokens * 2 * config.head_dim);
-    parts_ = Buffer<float>(size_t{few_} * config.heads * most_parts_ * part_floats(config.head_dim));
-    logits_ = Buffer<float>(size_t{limits.slots} * config.vocab);
+    x_ = arena.take<float>("residual", tokens * config.hidden);
+    q_ = arena.take<float>("queries", tokens * config.q_dim());
+    angles_ = arena.take<float>("angles", tokens * 2 * config.head_dim);
+    parts_ = arena.take<float>("parts of attention",
+                               size_t{few_} * config.heads * most_parts_ * part_floats(config.head_dim));
+    logits_ = arena.take<float>("last logits", size_t{limits.slots} * config.vocab);
     workspaces_.reserve(team.members());
+    samplers_.reserve(team.members());
     for (uint32_t i = 0; i < team.members(); ++i) {
-        workspaces_.emplace_back(config, model, span_, low_bytes);
-        samplers_.emplace_back(config.vocab);
+        workspaces_.emplace_back(config, span_, low_bytes, arena, i);
+        samplers_.push_back(Sampler(config.vocab, {arena.take<double>("probabilities", config.vocab, i),
+                                                   arena.take<uint32_t>("candidates", config.vocab, i),
+                                                   arena.take<float>("adjusted logits", config.vocab, i)}));
     }
     for (uint32_t i = 0; i < config.head_dim; i += 2)
         frequencies_.push_back(std::pow(config.rope_theta, -static_cast<double>(i) / config.head_dim));
     const size_t different = std::min(limits.context, config.vocab);
-    seen_ = Buffer<uint32_t>(limits.slots * (config.vocab + different));
-    for (uint32_t i = 0; i < limits.slots; ++i) {
-        uint32_t* words = seen_.data() + i * (config.vocab + different);
-        slots_[i].seen = Seen(words, words + config.vocab);
+    auto* words = arena.take<uint32_t>("tokens seen", limits.slots * (config.vocab + different));
+    for (Slot& slot : slots_) {
+        slot.seen = Seen(words, words + config.vocab);
+        words += config.vocab + different;
     }
+    arena.expect_all_taken();
     const size_t most_draws = std::min<size_t>(limits.slots, tokens);
     tokens_.reserve(tokens);
     units_.reserve(tokens);
@@ -254,8 +248,8 @@ void Forward::meet(const Slice& slice) const {
 
 void Forward::embed(uint32_t token) {
     const ModelConfig& config = model_.config;
-    kernels_.dequantise(model_.embedding, tokens_[token].id, x_.data() + size_t{token} * config.hidden);
-    float* cosines = angles_.data() + size_t{token} * 2 * config.head_dim;
+    kernels_.dequantise(model_.embedding, tokens_[token].id, x_ + size_t{token} * config.hidden);
+    float* cosines = angles_ + size_t{token} * 2 * config.head_dim;
     float* sines = cosines + config.head_dim;
     for (size_t i = 0; i < frequencies_.size(); ++i) {
         const double angle = tokens_[token].position * frequencies_[i];
@@ -270,8 +264,8 @@ Forward::Input Forward::normed(const Slice& slice, const float* weight, bool pac
     const uint32_t count = slice.chunk.count;
     for (uint32_t t = 0; t < count; ++t) {
         float* row = slice.own.rows + size_t{t} * config.hidden;
-        kernels_.rms_norm(x_.data() + size_t{slice.chunk.token + t} * config.hidden, weight, config.hidden,
-                          config.rms_eps, row);
+        kernels_.rms_norm(x_ + size_t{slice.chunk.token + t} * config.hidden, weight, config.hidden, config.rms_eps,
+                          row);
         if (packed) kernels_.quantise(row, 0, config.hidden / kBlockWeights, config.hidden, t, count, slice.own.in);
     }
     return {slice.own.rows, config.hidden, slice.own.in};
@@ -309,8 +303,7 @@ void Forward::project(const Slice& slice, uint32_t index) {
         first += count;
         if (row0 == row1) continue;
         const size_t stride = i == 0 ? config.q_dim() : 2 * config.kv_dim();
-        float* rows =
-            i == 0 ? q_.data() + size_t{slice.chunk.token} * stride : slice.own.kv + (i - 1) * config.kv_dim();
+        float* rows = i == 0 ? q_ + size_t{slice.chunk.token} * stride : slice.own.kv + (i - 1) * config.kv_dim();
         rows += row0;
         const uint8_t* next = i < 2 && own.to > first ? matrices[i + 1]->data : start(layer.attn_output, slice);
         product(*matrices[i], row0, row1, in, slice.chunk.count, {rows, stride, nullptr, false}, slice.own, next);
@@ -324,7 +317,7 @@ void Forward::project(const Slice& slice, uint32_t index) {
 void Forward::rotate(const Slice& slice, float* rows, size_t stride, uint32_t row0, uint32_t row1) const {
     const uint32_t dim = model_.config.head_dim;
     for (uint32_t t = 0; t < slice.chunk.count; ++t) {
-        const float* cosines = angles_.data() + size_t{slice.chunk.token + t} * 2 * dim;
+        const float* cosines = angles_ + size_t{slice.chunk.token + t} * 2 * dim;
         for (uint32_t r = row0, end; r < row1; r = end) {
             end = std::min(row1, (r / dim + 1) * dim);
             kernels_.rotate(rows + t * stride + (r - row0), cosines + r % dim, cosines + dim + r % dim, end - r);
@@ -335,36 +328,54 @@ void Forward::rotate(const Slice& slice, float* rows, size_t stride, uint32_t ro
 void Forward::store(const Slice& slice, uint32_t layer, const float* rows, uint32_t row0, uint32_t row1, bool values) {
     const uint32_t dim = model_.config.head_dim;
     const size_t stride = 2 * model_.config.kv_dim();
-    uint16_t narrow[kTileRows];
     for (uint32_t t = 0; t < slice.chunk.count; ++t) {
         const Token& token = tokens_[slice.chunk.token + t];
         const uint32_t offset = token.position % kBlockTokens;
-        uint16_t* block = kv_.data() + token.block * kv_block_ + layer * kv_layer_;
+        uint8_t* block = kv_ + token.block * kv_block_ + layer * kv_layer_;
         for (uint32_t r = row0; r < row1; r += kTileRows) {
             const float* from = rows + t * stride + (r - row0);
-            uint16_t* keys = block + r / dim * kv_head_;
-            if (values) {
-                kernels_.to_f16(from, keys + size_t{kBlockTokens + offset} * dim + r % dim, kTileRows);
-                continue;
-            }
-            kernels_.to_f16(from, narrow, kTileRows);
-            for (uint32_t i = 0; i < kTileRows; ++i) keys[(r % dim + i) * kBlockTokens + offset] = narrow[i];
+            uint8_t* head = block + r / dim * kv_head_;
+            if (kv_type_ == KvType::f16)
+                store_f16(from, reinterpret_cast<uint16_t*>(head), r % dim, offset, values);
+            else
+                store_i8(from, head, r % dim, offset, values);
         }
     }
+}
+
+// 16 values of a token, from dimension `first` of its head on.
+void Forward::store_f16(const float* from, uint16_t* head, uint32_t first, uint32_t offset, bool values) const {
+    const uint32_t dim = model_.config.head_dim;
+    if (values) return kernels_.to_f16(from, head + size_t{kBlockTokens + offset} * dim + first, kTileRows);
+    uint16_t narrow[kTileRows];
+    kernels_.to_f16(from, narrow, kTileRows);
+    for (uint32_t i = 0; i < kTileRows; ++i) head[(first + i) * kBlockTokens + offset] = narrow[i];
+}
+
+void Forward::store_i8(const float* from, uint8_t* head, uint32_t first, uint32_t offset, bool values) const {
+    static_assert(kTileRows == kKvGroup);
+    const uint32_t dim = model_.config.head_dim, size = kBlockTokens * dim;
+    auto* levels = reinterpret_cast<int8_t*>(head) + (values ? size : 0);
+    auto* scale = reinterpret_cast<uint16_t*>(head + size_t{2} * size) + (values ? dim : 0) + first + offset;
+    if (values) return kernels_.to_i8(from, levels + offset * dim + first, scale);
+    int8_t narrow[kKvGroup];
+    kernels_.to_i8(from, narrow, scale);
+    for (uint32_t i = 0; i < kKvGroup; ++i) levels[(first + i) * kBlockTokens + offset] = narrow[i];
 }
 
 Attend Forward::attention(const Unit& unit, uint32_t layer, uint32_t head, uint32_t from, float* scratch) const {
     const ModelConfig& config = model_.config;
     const uint32_t group = config.heads / config.kv_heads;
     const Token& first = tokens_[unit.token];
-    return {.q = q_.data() + size_t{unit.token} * config.q_dim() + (head * group + from) * config.head_dim,
+    return {.q = q_ + size_t{unit.token} * config.q_dim() + (head * group + from) * config.head_dim,
             .q_stride = config.q_dim(),
             .queries = unit.queries,
             .first = first.position,
             .group = std::min(kMaxGroup, group - from),
             .head_dim = config.head_dim,
-            .kv = kv_.data() + layer * kv_layer_ + head * kv_head_,
+            .kv = kv_ + layer * kv_layer_ + head * kv_head_,
             .block_stride = kv_block_,
+            .type = kv_type_,
             .blocks = first.blocks,
             .scratch = scratch};
 }
@@ -374,7 +385,7 @@ void Forward::attend_item(const Item& item, uint32_t layer, Workspace& own) {
     const Unit& unit = units_[item.unit];
     const size_t size = part_floats(config.head_dim), head_size = most_parts_ * size;
     const uint32_t head = item.head * (config.heads / config.kv_heads) + item.from;
-    float* out = parts_.data() + (size_t{unit.token} * config.heads + head) * head_size + item.part * size;
+    float* out = parts_ + (size_t{unit.token} * config.heads + head) * head_size + item.part * size;
     kernels_.attend_part(attention(unit, layer, item.head, item.from, own.scratch), item.part, out,
                          config.heads * head_size, head_size);
 }
@@ -397,7 +408,7 @@ void Forward::join(const Slice& slice) const {
     const size_t head_size = most_parts_ * part_floats(config.head_dim);
     for (uint32_t t = 0; t < slice.chunk.count; ++t)
         for (uint32_t head = 0; head < config.heads; ++head)
-            kernels_.join_parts(parts_.data() + (size_t{t} * config.heads + head) * head_size,
+            kernels_.join_parts(parts_ + (size_t{t} * config.heads + head) * head_size,
                                 tokens_[slice.chunk.token + t].position / kPartKeys + 1, config.head_dim,
                                 slice.own.rows + size_t{t} * config.q_dim() + head * config.head_dim);
 }
@@ -407,7 +418,7 @@ void Forward::finish_layer(const Slice& slice, uint32_t index) {
     const ModelConfig& config = model_.config;
     const Layer& layer = model_.layers[index];
     const uint32_t count = slice.chunk.count, q_dim = config.q_dim();
-    float* x = x_.data() + size_t{slice.chunk.token} * config.hidden;
+    float* x = x_ + size_t{slice.chunk.token} * config.hidden;
     const auto add = [&](const Matrix& weights, const Input& in, const uint8_t* next) {
         const Range own = share(tiles(weights), slice.member, slice.members);
         product(weights, own.from * kTileRows, std::min(own.to * kTileRows, weights.rows), in, count,
@@ -462,12 +473,12 @@ void Forward::head(uint32_t member) {
         const uint32_t count = std::min(span_, draws - first);
         for (uint32_t i = 0; i < count; ++i) {
             float* row = own.rows + size_t{i} * config.hidden;
-            kernels_.rms_norm(x_.data() + size_t{draws_[first + i].token} * config.hidden, model_.output_norm,
-                              config.hidden, config.rms_eps, row);
+            kernels_.rms_norm(x_ + size_t{draws_[first + i].token} * config.hidden, model_.output_norm, config.hidden,
+                              config.rms_eps, row);
             kernels_.quantise(row, 0, config.hidden / kBlockWeights, config.hidden, i, count, own.in);
         }
         product(model_.head, row0, row1, {own.rows, config.hidden, own.in}, count,
-                {logits_.data() + row0, config.vocab, draw_slots_.data() + first, false}, own, nullptr);
+                {logits_ + row0, config.vocab, draw_slots_.data() + first, false}, own, nullptr);
     }
     team_.barrier();
 }

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "buffer.h"
+#include "arena.h"
 #include "kernels.h"
 #include "model.h"
 #include "plan.h"
@@ -18,9 +18,10 @@ namespace edge {
 
 class Forward {
   public:
-    // Takes all memory that steps need. low_bytes: activations have 16 bits before packed weights, and else 8. Throws
-    // std::bad_alloc.
-    Forward(const Model& model, const Kernels& kernels, const Limits& limits, Team& team, bool low_bytes);
+    // Takes its memory from the arena, which outlives it. low_bytes: activations have 16 bits before packed weights,
+    // and else 8. Throws std::invalid_argument where the arena has it not.
+    Forward(const Model& model, const Kernels& kernels, const Limits& limits, Team& team, Arena& arena, bool low_bytes,
+            KvType kv_type);
 
     // Lays the job's rows out as one batch of tokens; leaves out rows of finished slots. On one thread, before run.
     // False if nothing is left to run.
@@ -29,9 +30,9 @@ class Forward {
     void run(uint32_t member);
 
     // Has the system give the block's pages now. On any thread, also while a batch runs.
-    void fault_block(uint32_t block) const { kv_.populate(block * kv_block_, kv_block_); }
+    void fault_block(uint32_t block) const { arena_.populate(kv_ + block * kv_block_, kv_block_); }
 
-    const float* logits(uint32_t slot) const { return logits_.data() + size_t{slot} * model_.config.vocab; }
+    const float* logits(uint32_t slot) const { return logits_ + size_t{slot} * model_.config.vocab; }
     bool has_logits(uint32_t slot) const { return slots_[slot].has_logits; }
 
   private:
@@ -67,9 +68,8 @@ class Forward {
     };
     // What a member, or all of them together, needs for a chunk: rows of `span_` tokens.
     struct Workspace {
-        Workspace(const ModelConfig& config, const Model& model, uint32_t span, bool low_bytes);
+        Workspace(const ModelConfig& config, uint32_t span, bool low_bytes, Arena& arena, uint32_t member);
 
-        Buffer<uint8_t> memory;
         float* rows;       // input of a group of matrices [hidden or q_dim]
         float* kv;         // keys, then values [2 * kv_dim]
         float* gate;       // some of its outputs [32]
@@ -106,6 +106,8 @@ class Forward {
     void project(const Slice& slice, uint32_t layer);
     void rotate(const Slice& slice, float* rows, size_t stride, uint32_t row0, uint32_t row1) const;
     void store(const Slice& slice, uint32_t layer, const float* rows, uint32_t row0, uint32_t row1, bool values);
+    void store_f16(const float* from, uint16_t* head, uint32_t first, uint32_t offset, bool values) const;
+    void store_i8(const float* from, uint8_t* head, uint32_t first, uint32_t offset, bool values) const;
     Attend attention(const Unit& unit, uint32_t layer, uint32_t head, uint32_t from, float* scratch) const;
     void attend_item(const Item& item, uint32_t layer, Workspace& own);
     void attend_chunk(const Slice& slice, uint32_t layer) const;
@@ -120,6 +122,7 @@ class Forward {
     const Model& model_;
     const Kernels& kernels_;
     Team& team_;
+    const Arena& arena_;
     const uint32_t few_;   // up to so many tokens members divide the outputs
     const uint32_t span_;  // most tokens of a chunk
     const uint32_t most_parts_;
@@ -134,18 +137,18 @@ class Forward {
     std::vector<Draw> draws_;
     std::vector<uint32_t> draw_slots_;  // of draws_
 
-    const size_t kv_head_;   // f16 elements of one KV head's 16 keys and values
+    const KvType kv_type_;
+    const size_t kv_head_;   // bytes of one KV head's 16 keys and values
     const size_t kv_layer_;  // of one layer of a block
-    const size_t kv_block_;  // of a block: [layer][KV head][K [head_dim][16], V [16][head_dim]]
-    Buffer<uint16_t> kv_;
+    const size_t kv_block_;  // of a block: [layer][KV head], as KvType has it
+    uint8_t* kv_;
 
-    Buffer<float> x_;       // residual stream [step_tokens][hidden]
-    Buffer<float> q_;       // queries of a layer [step_tokens][q_dim]
-    Buffer<float> angles_;  // [step_tokens]: cosines [head_dim], sines [head_dim], as Kernels::rotate has them
+    float* x_;       // residual stream [step_tokens][hidden]
+    float* q_;       // queries of a layer [step_tokens][q_dim]
+    float* angles_;  // [step_tokens]: cosines [head_dim], sines [head_dim], as Kernels::rotate has them
     std::vector<double> frequencies_;    // [head_dim / 2]
-    Buffer<float> parts_;                // [few_][heads][most_parts_][part_floats]
-    Buffer<float> logits_;               // last logits [slots][vocab]
-    Buffer<uint32_t> seen_;              // [slots]: words [vocab], ids [min(context, vocab)], as Seen has them
+    float* parts_;                       // [few_][heads][most_parts_][part_floats]
+    float* logits_;                      // last logits [slots][vocab]
     std::vector<Workspace> workspaces_;  // one a member
 };
 

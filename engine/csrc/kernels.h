@@ -48,16 +48,31 @@ struct Output {
     bool add;  // to what stands there
 };
 
+// How keys and values lie in their blocks. f16: of a KV head, K [head_dim][16], then V [16][head_dim].
+// int8: the same in levels of a byte, then the scales f16 of K [head_dim / 16][16], then those of V, likewise. 16
+// values x of a token share a scale: s = f16(max |x| / 127), NaN if any x is not finite; level = rint(x / s), ties to
+// even, within [-127, 127], and 0 where s is 0 or NaN. What attention reads is f32(level) * f32(s), which is exact.
+enum class KvType : uint8_t { f16, int8 };
+
+constexpr uint32_t kKvGroup = 16;
+
+// Bytes of a KV head's 16 keys and values.
+static constexpr size_t kv_head_bytes(KvType type, uint32_t head_dim) {
+    if (type == KvType::f16) return size_t{2} * kBlockTokens * head_dim * sizeof(uint16_t);
+    return size_t{2} * kBlockTokens * (head_dim + head_dim / kKvGroup * sizeof(uint16_t));
+}
+
 // Attention of `queries` consecutive positions of one sequence, over one KV head and `group` of its query heads.
 struct Attend {
     const float* q;  // [queries][group][head_dim], queries `q_stride` floats apart
     size_t q_stride;
-    uint32_t queries;        // <= kMaxQueries
-    uint32_t first;          // position of the first query
-    uint32_t group;          // <= kMaxGroup
-    uint32_t head_dim;       // a multiple of 16
-    const uint16_t* kv;      // block 0 of this layer and KV head: K f16 [head_dim][16], then V f16 [16][head_dim]
-    size_t block_stride;     // in f16 elements
+    uint32_t queries;     // <= kMaxQueries
+    uint32_t first;       // position of the first query
+    uint32_t group;       // <= kMaxGroup
+    uint32_t head_dim;    // a multiple of 16
+    const uint8_t* kv;    // block 0 of this layer and KV head
+    size_t block_stride;  // in bytes
+    KvType type;
     const uint32_t* blocks;  // the sequence's block table
     float* scratch;          // attend_scratch(head_dim) floats
 };
@@ -92,7 +107,8 @@ struct Kernels {
     void (*silu_mul)(float* gate, const float* up, uint32_t n);  // gate = gate * sigmoid(gate) * up
     // x[i] = x[i] * cosines[i] + x[i ^ 1] * sines[i]; n a multiple of 16.
     void (*rotate)(float* x, const float* cosines, const float* sines, uint32_t n);
-    void (*to_f16)(const float* x, uint16_t* out, uint32_t n);  // n a multiple of 16
+    void (*to_f16)(const float* x, uint16_t* out, uint32_t n);       // n a multiple of 16
+    void (*to_i8)(const float* x, int8_t* levels, uint16_t* scale);  // 16 values; KvType has the rule
     // out [queries][group][head_dim], queries `out_stride` floats apart.
     void (*attend)(const Attend& args, float* out, size_t out_stride);
     // The share of positions [256 * part, 256 * part + 256), for queries that see one of them; the part of query i and

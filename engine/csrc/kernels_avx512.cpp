@@ -19,6 +19,7 @@ const Kernels kAvx512{
     .silu_mul = silu_mul,
     .rotate = rotate,
     .to_f16 = to_f16,
+    .to_i8 = to_i8,
     .attend = attend,
     .attend_part = attend_part,
     .join_parts = join_parts,

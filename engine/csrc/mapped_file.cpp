@@ -5,9 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -40,8 +43,20 @@ MappedFile::MappedFile(const std::string& path) {
     void* address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
     if (address == MAP_FAILED) fail(path, "cannot map");
     data_ = static_cast<const uint8_t*>(address);
+    resident_before_ = resident();
+    const auto begun = std::chrono::steady_clock::now();
+    ::madvise(address, size_, MADV_HUGEPAGE);  // some file systems have huge pages, others ignore it
     // Kernels before 5.14 do not know POPULATE_READ; there the first step takes the page faults.
     if (::madvise(address, size_, MADV_POPULATE_READ) != 0) ::madvise(address, size_, MADV_WILLNEED);
+    populate_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+double MappedFile::resident() const {
+    const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    std::vector<unsigned char> pages((size_ + page - 1) / page);
+    if (::mincore(const_cast<uint8_t*>(data_), size_, pages.data()) != 0) return 0.0;
+    const auto there = std::count_if(pages.begin(), pages.end(), [](unsigned char bits) { return (bits & 1) != 0; });
+    return static_cast<double>(there) / static_cast<double>(pages.size());
 }
 
 MappedFile::~MappedFile() { ::munmap(const_cast<uint8_t*>(data_), size_); }

@@ -18,9 +18,17 @@ class MappedFile {
     const uint8_t* data() const { return data_; }
     size_t size() const { return size_; }
 
+    // The share of its pages that are in memory now, by mincore(2); it costs some 14 ms a GiB.
+    double resident() const;
+    // The same before the constructor had them read, and the seconds that this took.
+    double resident_before() const { return resident_before_; }
+    double populate_s() const { return populate_s_; }
+
   private:
     const uint8_t* data_ = nullptr;
     size_t size_ = 0;
+    double resident_before_ = 0.0;
+    double populate_s_ = 0.0;
 };
 
 }  // namespace edge

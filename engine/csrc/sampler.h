@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "kernels.h"
 #include "sampling.h"
@@ -11,10 +10,16 @@
 
 namespace edge {
 
-// One per thread: it owns the working memory for a vocabulary.
+// One per thread, over working memory that it does not own.
 class Sampler {
   public:
-    explicit Sampler(uint32_t vocab);
+    struct Memory {
+        double* weights;  // [vocab]
+        uint32_t* order;  // [vocab]
+        float* adjusted;  // [vocab]: a copy of the logits, where they must change
+    };
+
+    Sampler(uint32_t vocab, const Memory& memory) : vocab_(vocab), memory_(memory) {}
 
     // The token for `position` out of logits [vocab]; nothing if they are not all finite. `seen` is read where the
     // sampling penalises.
@@ -30,11 +35,12 @@ class Sampler {
     uint32_t ranked(size_t rank);
     std::optional<uint32_t> draw(const Sampling& sampling, double total, double chance, bool complete);
 
-    std::vector<float> adjusted_;  // [vocab]: a copy of the logits, where they must change
-    std::vector<double> weights_;  // [vocab]
+    const uint32_t vocab_;
+    const Memory memory_;
     const float* logits_ = nullptr;
-    // Ids of the largest logits: a heap, and behind it, last first, the `ranked_` that were taken from it.
-    std::vector<uint32_t> order_;
+    // memory_.order: ids of the largest logits, a heap, and behind it, last first, the `ranked_` that were taken from
+    // it.
+    size_t count_ = 0;
     size_t ranked_ = 0;
 };
 

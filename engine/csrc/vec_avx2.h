@@ -26,6 +26,10 @@ struct Vec {
     static Vec load_f16(const uint16_t* p) {
         return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
     }
+    static Vec load_i8(const int8_t* p) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+        return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
+    }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
     void store_f16(uint16_t* p) const {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p),

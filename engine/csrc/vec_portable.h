@@ -33,6 +33,10 @@ struct Vec {
     static Vec load_f16(const uint16_t* p) {
         return {Lanes{edge::f16_to_f32(p[0]), edge::f16_to_f32(p[1]), edge::f16_to_f32(p[2]), edge::f16_to_f32(p[3])}};
     }
+    static Vec load_i8(const int8_t* p) {
+        return {Lanes{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]),
+                      static_cast<float>(p[3])}};
+    }
     void store(float* p) const { std::memcpy(p, &v, sizeof(v)); }
     void store_f16(uint16_t* p) const {
         for (int i = 0; i < 4; ++i) p[i] = edge::f32_to_f16(v[i]);

@@ -23,6 +23,21 @@ class Limits:
     vocab: int
 
 
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """How much of the mapped weights is in memory."""
+
+    before: float
+    """Share of their pages before they were asked for."""
+    populate_s: float
+    """Seconds that the system took to get the rest and to fill the page tables."""
+    now: float
+    """Share of their pages."""
+
+    def __str__(self) -> str:
+        return f"weights {self.before:.0%} in memory at the start, {self.now:.0%} after {self.populate_s * 1000:.0f} ms"
+
+
 class Executor(ABC):
     """Runs step plans in the order of submission.
 
@@ -63,6 +78,10 @@ class Executor(ABC):
     def worker_seconds(self) -> tuple[float, ...]:
         """CPU time of each compute thread since it began; empty where they are not the executor's own."""
         return ()
+
+    def residency(self) -> Residency | None:
+        """Of weights that are mapped; None where they are not."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -16,6 +16,7 @@ from engine.model.gguf import Gguf
 from engine.step import BLOCK_TOKENS
 
 LEVEL_BLOCK = 32
+KV_GROUP = 16
 LEVELS = {8: 127, 16: 32_639}
 """Bits of an activation -> its largest level: a signed byte's, or 127 * 256 + 127."""
 PACKED_DTYPES = frozenset({"Q4_1", "Q8_0"})
@@ -31,6 +32,8 @@ class Emulation:
     """Of the input of every matrix of PACKED_DTYPES, in blocks of 32: see `to_levels`. None: it is not rounded."""
     half_kv: bool = True
     """Keys, after RoPE, and values to float16."""
+    int8_kv: bool = False
+    """Instead: keys, after RoPE, and values to 8 bits, 16 of a token under one scale of float16."""
     dtype: torch.dtype = torch.float64
     """Of everything else."""
 
@@ -52,7 +55,7 @@ class Llama:
         }
         self._packed = {name for name, tensor in gguf.tensors.items() if tensor.dtype in PACKED_DTYPES}
         shape = (config.layers, blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
-        kv_dtype = torch.float16 if emulation.half_kv else emulation.dtype
+        kv_dtype = torch.float16 if emulation.half_kv and not emulation.int8_kv else emulation.dtype
         self._keys = torch.full(shape, math.nan, dtype=kv_dtype)
         """Physical position = block * 16 + offset. NaN until written, so that reading too far shows."""
         self._values = torch.full(shape, math.nan, dtype=kv_dtype)
@@ -82,12 +85,15 @@ class Llama:
         for place in places:
             start = int(positions[at])
             row = slice(at, at + len(place) - start)
-            self._keys[layer, place[start:]] = keys[row].to(self._keys.dtype)
-            self._values[layer, place[start:]] = values[row].to(self._values.dtype)
+            self._keys[layer, place[start:]] = self._stored(keys[row])
+            self._values[layer, place[start:]] = self._stored(values[row])
             seen_keys, seen_values = (pool[layer, place].to(hidden.dtype) for pool in (self._keys, self._values))
             outputs.append(_attend(queries[row], seen_keys, seen_values, positions[row]))
             at = row.stop
         return self._linear(torch.cat(outputs), f"blk.{layer}.attn_output")
+
+    def _stored(self, x: Tensor) -> Tensor:
+        return (to_int8_kv(x) if self._emulation.int8_kv else x).to(self._keys.dtype)
 
     def _feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
         """SwiGLU (Shazeer, arXiv:2002.05202)."""
@@ -128,6 +134,14 @@ def to_levels(x: Tensor, bits: int) -> Tensor:
     most = blocks.abs().amax(-1, keepdim=True)
     levels = (blocks * torch.where(most < 2**-100, 0, top / most)).round()
     return (levels.to(x.dtype) * (most / top).to(x.dtype)).view(x.shape)
+
+
+def to_int8_kv(x: Tensor) -> Tensor:
+    """The nearest values that an int8 KV holds, in x's dtype and shape [..., head_dim]: csrc/kernels.h has the rule."""
+    groups = x.float().view(*x.shape[:-1], -1, KV_GROUP)
+    scales = (groups.abs().amax(-1, keepdim=True) / 127).half().float()
+    levels = torch.where(scales > 0, groups / scales, 0).round().clamp(-127, 127)
+    return (levels * scales).to(x.dtype).view(x.shape)
 
 
 def _places(blocks: tuple[int, ...], end: int) -> Tensor:

@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Final
 
 from engine import _native
-from engine.executor.base import Executor, Limits
+from engine.executor.base import Executor, Limits, Residency
+from engine.model import layout
 from engine.model.arch import LlamaConfig
 from engine.model.gguf import Gguf
 from engine.model.image import Image
@@ -21,15 +22,16 @@ PACKERS: Final = MappingProxyType({"int16": PACKER, "int8": PACKER, "float32": P
 ACTIVATION_BITS: Final = MappingProxyType({"int16": 16, "int8": 8, "float32": 16})
 """Arithmetic -> bits of activations before packed matrices, which there are none of with float32."""
 
+_KV_NAMES: Final = MappingProxyType({"f16": "kv16", "int8": "kv8"})
 _FINISH = (None, Finish.STOP, Finish.ERROR)
 
 
 class NativeExecutor(Executor):
     """Runs steps on `threads` threads of its own; an idle executor uses no CPU.
 
-    Packed matrices are multiplied with activations of 16 or 8 bits (csrc/kernels.h), others with float32; KV is
-    float16. A step's result depends on its rows alone: not on the number of threads, nor on what else is in the batch.
-    After a fork the child can only drop it.
+    Packed matrices are multiplied with activations of 16 or 8 bits (csrc/kernels.h), others with float32. A step's
+    result depends on its rows alone: not on the number of threads, nor on what else is in the batch. After a fork the
+    child can only drop it.
     """
 
     def __init__(
@@ -44,13 +46,15 @@ class NativeExecutor(Executor):
         step_tokens: int,
         isa: str = "",
         activation_bits: int = 16,
+        kv_dtype: str = "f16",
     ) -> None:
         """`isa`: one of `_native.isas()`, empty for the best of this machine. `activation_bits`: 16 or 8, before packed
-        matrices.
+        matrices. `kv_dtype`: a key of layout.KV_DTYPES.
 
         Raises ValueError for tensors or numbers that the kernels cannot run, RuntimeError if the file cannot be mapped,
         MemoryError if there is no room for the KV pool and activations.
         """
+        sizes = layout.Sizes(step_tokens, slots, blocks, threads, activation_bits // 8, context, kv_dtype)
         self._native: _native.Executor | None = _native.Executor(
             str(model.path),
             config,
@@ -62,11 +66,13 @@ class NativeExecutor(Executor):
             step_tokens=step_tokens,
             isa=isa,
             activation_bits=activation_bits,
+            plan=layout.plan(config, 0, sizes).arena,
+            kv_dtype=kv_dtype,
         )
         self._limits = Limits(slots, blocks, step_tokens, context, config.vocab)
         packed = any(tensor.dtype in PACKER.dtypes.values() for tensor in model.tensors.values())
-        activations = f"i{activation_bits}" if packed else "f32"
-        self._numerics = f"native-3-{self._native.isa}-{activations}-kv16-{_digest(model)}"
+        kinds = (f"i{activation_bits}" if packed else "f32", _KV_NAMES[kv_dtype])
+        self._numerics = f"native-3-{self._native.isa}-{'-'.join(kinds)}-{_digest(model)}"
 
     @property
     def limits(self) -> Limits:
@@ -75,6 +81,10 @@ class NativeExecutor(Executor):
     @property
     def numerics(self) -> str:
         return self._numerics
+
+    def residency(self) -> Residency:
+        """Asks the system, for some 14 ms a GiB. Raises RuntimeError once closed."""
+        return Residency(*self._open().residency())
 
     def submit(self, plan: StepPlan) -> None:
         """Raises ValueError naming what breaks the contract, RuntimeError beyond `depth` plans or once closed."""

@@ -2,14 +2,18 @@
 
     weights | activations | KV | sampling
 
-Buffers of a step that are never live together share bytes. The largest is placed first, at the lowest offset where
-nothing that lives beside it lies (greedy by size: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
-Inference", 2020).
+The weights are the image's own mapping; the rest is one allocation, and the kernels take their buffers from it by name
+(csrc/arena.h), refusing a plan with a buffer that is missing or of another size than they need.
+
+Buffers that are never live together share bytes. The largest is placed first, at the lowest offset where nothing that
+lives beside it lies (greedy by size: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference",
+2020). Only buffers of one thread may share: threads are in different phases at the same time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from engine.model.arch import LlamaConfig
@@ -21,7 +25,10 @@ PAGE: Final = 4096
 """Of regions."""
 PROCESS_BYTES: Final = 96 << 20
 """What a node's process holds beside the arena: interpreter, libraries, tokenizer."""
-_F32, _F16 = 4, 2
+_F32 = 4
+_KV_GROUP: Final = 16
+KV_DTYPES: Final = MappingProxyType({"f16": 2 * _KV_GROUP, "int8": _KV_GROUP + 2})
+"""Type of keys and values -> bytes of 16 values, which under int8 share a scale of float16."""
 
 
 class LayoutError(ValueError):
@@ -44,10 +51,24 @@ class Placed(NamedTuple):
     buffer: Buffer
     offset: int
     """In its region."""
+    copies: int = 1
+    """One for each thread."""
+    stride: int = 0
+    """Bytes from one copy to the next."""
 
     @property
     def end(self) -> int:
-        return self.offset + self.buffer.nbytes
+        return self.offset + (self.copies - 1) * self.stride + self.buffer.nbytes
+
+
+class Piece(NamedTuple):
+    """A buffer as the kernels take it: offsets count from the end of the weights."""
+
+    name: str
+    offset: int
+    nbytes: int
+    copies: int
+    stride: int
 
 
 class Region(NamedTuple):
@@ -60,7 +81,7 @@ class Region(NamedTuple):
     @property
     def apart(self) -> int:
         """Bytes if no two buffers shared any."""
-        return sum(aligned(placed.buffer.nbytes, ALIGNMENT) for placed in self.buffers)
+        return sum(placed.copies * aligned(placed.buffer.nbytes, ALIGNMENT) for placed in self.buffers)
 
 
 class Sizes(NamedTuple):
@@ -72,6 +93,10 @@ class Sizes(NamedTuple):
     threads: int
     level_bytes: int = 2
     """Of an activation, before packed weights."""
+    context: int | None = None
+    """Most positions of a sequence; None: as many as model and pool hold."""
+    kv_dtype: str = "f16"
+    """A key of KV_DTYPES."""
 
 
 class Plan(NamedTuple):
@@ -86,6 +111,16 @@ class Plan(NamedTuple):
 
     def region(self, name: str) -> Region:
         return next(region for region in self.regions if region.name == name)
+
+    @property
+    def arena(self) -> tuple[Piece, ...]:
+        """All but the weights, which are a mapping of their own."""
+        weights, *rest = self.regions
+        return tuple(
+            Piece(p.buffer.name, region.offset - weights.nbytes + p.offset, p.buffer.nbytes, p.copies, p.stride)
+            for region in rest
+            for p in region.buffers
+        )
 
 
 class Available(NamedTuple):
@@ -111,26 +146,35 @@ def place(buffers: Iterable[Buffer]) -> tuple[Placed, ...]:
 
 def plan(config: LlamaConfig, weights: int, sizes: Sizes) -> Plan:
     """The arena of a node. weights: bytes of the image's weights."""
-    kv_block = kv_token_bytes(config) * BLOCK_TOKENS
-    contents: list[tuple[str, Iterable[Buffer]]] = [
-        ("weights", [Buffer("weights", weights, 0, _SAMPLE)]),
-        ("activations", _activations(config, sizes)),
-        ("kv", [Buffer("kv", kv_block * sizes.blocks, 0, _SAMPLE)]),
-        ("sampling", _sampling(config, sizes)),
+    kv_block = kv_token_bytes(config, sizes.kv_dtype) * BLOCK_TOKENS
+    contents: list[tuple[str, tuple[Placed, ...]]] = [
+        ("weights", place([_whole("weights", weights)])),
+        ("activations", _divided(_activations(config, sizes), _workspace(config, sizes), sizes.threads)),
+        ("kv", place([_whole("kv", kv_block * sizes.blocks)])),
+        ("sampling", _divided(_sampling(config, sizes), _sampler(config), sizes.threads)),
     ]
     regions: list[Region] = []
     offset = 0
-    for name, buffers in contents:
-        placed = place(buffers)
+    for name, placed in contents:
         nbytes = aligned(max(p.end for p in placed), PAGE)
         regions.append(Region(name, offset, nbytes, placed))
         offset += nbytes
     return Plan(tuple(regions), sizes, kv_block)
 
 
-def kv_token_bytes(config: LlamaConfig) -> int:
-    """Keys and values of one position in all layers."""
-    return 2 * config.layers * config.kv_heads * config.head_dim * _F16
+def _divided(common: Iterable[Buffer], own: Iterable[Buffer], threads: int) -> tuple[Placed, ...]:
+    """What all threads share, then the same piece of memory for each of them."""
+    shared, each = place(common), place(own)
+    base = aligned(max(p.end for p in shared), ALIGNMENT)
+    stride = aligned(max(p.end for p in each), ALIGNMENT)
+    return (*shared, *(Placed(p.buffer, base + p.offset, threads, stride) for p in each))
+
+
+def kv_token_bytes(config: LlamaConfig, kv_dtype: str = "f16") -> int:
+    """Keys and values of one position in all layers. Raises LayoutError for a type that is not in KV_DTYPES."""
+    if kv_dtype not in KV_DTYPES:
+        raise LayoutError(f"KV type {kv_dtype} is not one of {', '.join(KV_DTYPES)}")
+    return 2 * config.layers * config.kv_heads * config.head_dim // _KV_GROUP * KV_DTYPES[kv_dtype]
 
 
 def check_fits(plan: Plan, available: Available) -> None:
@@ -170,48 +214,68 @@ def _remedies(plan: Plan, needed: int, available: Available) -> Iterator[str]:
     yield "a smaller model, or one quantised to Q4_1"
 
 
-_EMBED, _NORM, _PROJECT, _ATTEND, _JOIN, _FEED, _HEAD, _SAMPLE = range(8)
-"""Phases of a step. Layers run one after the other in the same buffers, so one stands for all; what all layers read
-lives through the last of them."""
+_PROJECT, _ATTEND, _FEED, _HEAD, _SAMPLE = range(5)
+"""Phases of a step, as one thread goes through them. Layers run one after the other in the same buffers, so one stands
+for all; what more than one phase needs lives through all of them."""
 
 _CHUNK, _FEW, _MEMBER_TOKENS = 48, 16, 12
 _BLOCK, _PANEL_ROWS, _PART_KEYS, _PART_HEAD, _GROUP, _TILE_KEYS = 32, 32, 256, 16, 4, 64
 """Sizes that csrc/forward.cpp and csrc/kernels.h have by the same names."""
 
 
+def _whole(name: str, nbytes: int) -> Buffer:
+    """Live through all of a step."""
+    return Buffer(name, nbytes, _PROJECT, _SAMPLE)
+
+
+def _few(sizes: Sizes) -> int:
+    """Tokens up to which threads divide the outputs of a matrix."""
+    return min(sizes.step_tokens, max(_FEW, _MEMBER_TOKENS * sizes.threads))
+
+
+def _context(config: LlamaConfig, sizes: Sizes) -> int:
+    return sizes.context or min(config.context, sizes.blocks * BLOCK_TOKENS)
+
+
 def _activations(config: LlamaConfig, sizes: Sizes) -> Iterator[Buffer]:
-    """As csrc/forward.cpp divides a step: rows of all its tokens, and a workspace of a chunk for each thread."""
-    tokens, threads = sizes.step_tokens, sizes.threads
-    few = min(tokens, max(_FEW, _MEMBER_TOKENS * threads))
-    span = min(tokens, max(few, _CHUNK)) * threads
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    wide = max(config.hidden, queries)
-    context = min(config.context, sizes.blocks * BLOCK_TOKENS)
-    parts = few * config.heads * -(-context // _PART_KEYS)
-    part = _PART_HEAD + config.head_dim
-    attend = _CHUNK * _GROUP * (_PART_KEYS + 2 * part) + _TILE_KEYS * config.head_dim
+    """Rows of all the step's tokens."""
+    tokens = sizes.step_tokens
+    parts = _few(sizes) * config.heads * -(-_context(config, sizes) // _PART_KEYS)
+    yield _whole("residual", tokens * config.hidden * _F32)
+    yield _whole("queries", tokens * config.heads * config.head_dim * _F32)
+    yield _whole("angles", tokens * 2 * config.head_dim * _F32)
+    yield _whole("parts of attention", parts * (_PART_HEAD + config.head_dim) * _F32)
 
-    def floats(name: str, count: int, first: int, last: int) -> Buffer:
-        return Buffer(name, count * _F32, first, last)
 
-    def quantised(name: str, cols: int, first: int, last: int) -> Buffer:
+def _workspace(config: LlamaConfig, sizes: Sizes) -> Iterator[Buffer]:
+    """Rows of the chunk that a thread works at."""
+    span = min(sizes.step_tokens, max(_few(sizes), _CHUNK))
+    wide = max(config.hidden, config.heads * config.head_dim)
+    attend = _CHUNK * _GROUP * (_PART_KEYS + 2 * (_PART_HEAD + config.head_dim)) + _TILE_KEYS * config.head_dim
+
+    def quantised(cols: int) -> int:
         """Levels, and three numbers a block."""
-        return Buffer(name, span * (cols * sizes.level_bytes + 3 * _F32 * (cols // _BLOCK)), first, last)
+        numbers = aligned(span * (cols // _BLOCK) * _F32, ALIGNMENT)
+        return aligned(span * cols, ALIGNMENT) * sizes.level_bytes + 3 * numbers
 
-    yield floats("residual", tokens * config.hidden, _EMBED, _HEAD)
-    yield floats("queries", tokens * queries, _PROJECT, _JOIN)
-    yield floats("angles", tokens * 2 * config.head_dim, _EMBED, _FEED)
-    yield floats("parts of attention", parts * part, _ATTEND, _JOIN)
-    yield floats("rows", span * wide, _NORM, _HEAD)
-    yield floats("keys and values", span * 2 * keys, _PROJECT, _PROJECT)
-    yield floats("gate and up", 2 * span * _BLOCK, _FEED, _FEED)
-    yield floats("ffn", span * config.ffn, _FEED, _FEED)
-    yield floats("panel", span * _PANEL_ROWS, _NORM, _HEAD)
-    yield quantised("quantised rows", wide, _NORM, _HEAD)
-    yield quantised("quantised ffn", config.ffn, _FEED, _FEED)
-    yield floats("scratch", threads * max(_PANEL_ROWS * max(wide, config.ffn), attend), _EMBED, _HEAD)
+    yield _whole("rows", span * wide * _F32)
+    yield Buffer("keys and values", span * 2 * config.kv_heads * config.head_dim * _F32, _PROJECT, _PROJECT)
+    yield Buffer("gate", span * _BLOCK * _F32, _FEED, _FEED)
+    yield Buffer("up", span * _BLOCK * _F32, _FEED, _FEED)
+    yield _whole("panel", span * _PANEL_ROWS * _F32)
+    yield Buffer("ffn", span * config.ffn * _F32, _FEED, _FEED)
+    yield _whole("quantised rows", quantised(wide))
+    yield Buffer("quantised ffn", quantised(config.ffn), _FEED, _FEED)
+    yield _whole("scratch", max(_PANEL_ROWS * max(wide, config.ffn), attend) * _F32)
 
 
 def _sampling(config: LlamaConfig, sizes: Sizes) -> Iterator[Buffer]:
-    yield Buffer("last logits", sizes.slots * config.vocab * _F32, _EMBED, _SAMPLE)
-    yield Buffer("candidates", sizes.threads * config.vocab * (_F32 + _F32), _SAMPLE, _SAMPLE)
+    different = min(_context(config, sizes), config.vocab)
+    yield _whole("last logits", sizes.slots * config.vocab * _F32)
+    yield _whole("tokens seen", sizes.slots * (config.vocab + different) * _F32)
+
+
+def _sampler(config: LlamaConfig) -> Iterator[Buffer]:
+    yield _whole("probabilities", config.vocab * 2 * _F32)
+    yield _whole("candidates", config.vocab * _F32)
+    yield _whole("adjusted logits", config.vocab * _F32)

@@ -16,9 +16,9 @@ Native logits of every position: windows are streams that run side by side, each
 That is batched decode, bit for bit what prefill computes (tests/engine/executor/test_native.py), and the last position
 of each context is held against a whole prefill here too.
 
-Candidates: `int16` and `int8` (packed weights, activations of so many bits), `float32` (the GGUF's own blocks), and
-`emulated-int16` and `emulated-int8` (the oracle rounding where native does: what of the loss is the format's, and not
-the kernels').
+Candidates: `int16` and `int8` (packed weights, activations of so many bits), `int16-kv8` (the first, KV of 8 bits),
+`float32` (the GGUF's own blocks), and `emulated-int16` and `emulated-int8` (the oracle rounding where native does: what
+of the loss is the format's, and not the kernels').
 """
 
 from __future__ import annotations
@@ -230,14 +230,17 @@ def main() -> None:
             windows = windows_of(args.text.read_text(), tokenizer, context, args.tokens)
             streams = streams_for(len(windows), context)
 
-            def native(model: Gguf | Image, bits: int, streams: int = streams, context: int = context) -> Native:
-                return Native(native_executor(model, bits, args.threads, streams, context), context)
+            def native(
+                model: Gguf | Image, bits: int, kv: str = "f16", streams: int = streams, context: int = context
+            ) -> Native:
+                return Native(native_executor(model, bits, kv, args.threads, streams, context), context)
 
             def oracle(emulate: Emulation, streams: int = streams, context: int = context) -> Oracle:
                 return Oracle(path, emulate, streams, context)
 
             make: dict[str, Callable[[], Candidate]] = {
                 "int16": lambda: native(image, 16),
+                "int16-kv8": lambda: native(image, 16, "int8"),
                 "int8": lambda: native(image, 8),
                 "float32": lambda: native(read(path), 16),
                 "emulated-int16": lambda: oracle(Emulation(16, dtype=torch.float32)),
@@ -264,7 +267,9 @@ def return_large_blocks() -> None:
     ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 20)
 
 
-def native_executor(model: Gguf | Image, bits: int, threads: int, streams: int, context: int) -> NativeExecutor:
+def native_executor(
+    model: Gguf | Image, bits: int, kv_dtype: str, threads: int, streams: int, context: int
+) -> NativeExecutor:
     return NativeExecutor(
         model,
         model.config if isinstance(model, Image) else llama_config(model),
@@ -274,6 +279,7 @@ def native_executor(model: Gguf | Image, bits: int, threads: int, streams: int, 
         context=context,
         step_tokens=512,
         activation_bits=bits,
+        kv_dtype=kv_dtype,
     )
 
 

@@ -81,6 +81,45 @@ class Bench:
         self.executor.collect()
         return streams * steps / (time.perf_counter() - begun), gaps[2:]
 
+    def churn(self, streams: int, steps: int) -> list[float]:
+        """Gaps in seconds of pipelined steps where a sequence ends and another begins in every fourth."""
+        tables = [tuple(range(i * 8, (i + 1) * 8)) for i in range(streams)]
+        starts = [40] * streams
+        for slot, table in enumerate(tables):
+            self.prompt(slot, 40, table)
+        gaps, ended = [], 0.0
+        for step in range(steps):
+            rows = []
+            for slot, table in enumerate(tables):
+                fresh = step % 4 == 3 and step // 4 % streams == slot
+                tokens = tuple(range(8)) if fresh else ()
+                start = 0 if fresh else starts[slot]
+                rows.append(Row(slot, start, tokens, table, True, GREEDY if fresh else None))
+                starts[slot] = start + (len(tokens) or 1)
+            self.submit(*rows)
+            if step:
+                result = self.executor.collect()
+                gaps.append(result.started - ended)
+                ended = result.ended
+        self.executor.collect()
+        return gaps[2:]
+
+    def wakes(self, count: int) -> list[float]:
+        """Seconds from `submit` on an executor whose threads sleep to the start of the first kernel."""
+        table = tuple(range(8))
+        self.prompt(0, 40, table)
+        found = []
+        for position in range(40, 40 + count):
+            time.sleep(0.003)
+            asked = time.monotonic()
+            self.submit(Row(0, position, (), table, True))
+            found.append(self.executor.collect().started - asked)
+        return found
+
+
+def microseconds(seconds: list[float], share: float) -> float:
+    return 1e6 * sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))]
+
 
 CASES: dict[str, Callable[[Bench], float]] = {
     "prefill 512": lambda bench: bench.prefill(512),
@@ -89,7 +128,11 @@ CASES: dict[str, Callable[[Bench], float]] = {
     "decode 1 at 1800": lambda bench: bench.decode(1, 1800, 32)[0],
     "8 streams at 62": lambda bench: bench.decode(8, 62, 24)[0],
     "16 streams at 62": lambda bench: bench.decode(16, 62, 24)[0],
-    "gap us p50": lambda bench: 1e6 * statistics.median(bench.decode(4, 40, 64)[1]),
+    "gap us p50": lambda bench: microseconds(bench.decode(4, 40, 64)[1], 0.5),
+    "gap us p50, arrivals": lambda bench: microseconds(bench.churn(4, 80), 0.5),
+    "gap us p99, arrivals": lambda bench: microseconds(bench.churn(4, 80), 0.99),
+    "wake us p50": lambda bench: microseconds(bench.wakes(80), 0.5),
+    "wake us p99": lambda bench: microseconds(bench.wakes(80), 0.99),
 }
 
 

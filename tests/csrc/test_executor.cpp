@@ -61,13 +61,14 @@ std::vector<uint32_t> alone(Executor& executor, const Sequence& of, uint32_t ste
     return tokens;
 }
 
-void gives_one_result(bool packed, uint32_t activation_bits) {
+void gives_one_result(bool packed, uint32_t activation_bits, KvType kv_type = KvType::f16) {
     const TinyModel model(packed);
     for (const std::string& isa : available_isas()) {
         std::optional<std::vector<uint32_t>> tokens;
         std::vector<float> logits;
         for (const uint32_t threads : {1u, 2u, 3u}) {
-            Executor executor(model.path, model.config, model.tensors, kLimits, threads, isa, activation_bits);
+            Executor executor(model.path, model.config, model.tensors, kLimits, threads, isa, activation_bits, {},
+                              kv_type);
             Sequence whole = sequence(0, 90);
             const std::vector<uint32_t> found = alone(executor, whole, 10);
             if (!tokens) tokens = found, logits = logits_of(executor, 0);
@@ -94,6 +95,7 @@ TEST(executor_gives_one_result_for_every_way_with_packed_weights) {
     gives_one_result(true, 16);
     gives_one_result(true, 8);
 }
+TEST(executor_gives_one_result_for_every_way_with_kv_of_eight_bits) { gives_one_result(true, 16, KvType::int8); }
 
 TEST(executor_pipelines_two_plans_and_stops_at_stop_ids) {
     const TinyModel model;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 
@@ -132,28 +133,93 @@ TEST(softmax_weights_equal_libm) {
     }
 }
 
-TEST(attention_equals_doubles_and_reads_no_key_past_the_query) {
+TEST(eight_bits_of_a_key_follow_the_rule_on_every_isa) {
+    std::vector<float> x = normal(kKvGroup * 40, 3.0f, 9);
+    x[3] = 40000.0f;                                   // alone in its group
+    for (uint32_t i = 16; i < 32; ++i) x[i] = 0.0f;    // no scale
+    for (uint32_t i = 32; i < 48; ++i) x[i] *= 1e-7f;  // a scale without all its bits
+    x[48] = std::numeric_limits<float>::infinity();
+    x[64] = std::numeric_limits<float>::quiet_NaN();
+    for (const std::string& isa : available_isas())
+        for (size_t at = 0; at < x.size(); at += kKvGroup) {
+            int8_t levels[kKvGroup];
+            uint16_t scale;
+            kernels_for(isa).to_i8(x.data() + at, levels, &scale);
+            const float step = f16_to_f32(scale);
+            if (at == 48 || at == 64) {
+                CHECK(std::isnan(step) && std::all_of(levels, levels + kKvGroup, [](int8_t q) { return q == 0; }));
+                continue;
+            }
+            float most = 0.0f;
+            for (uint32_t i = 0; i < kKvGroup; ++i) most = std::max(most, std::abs(x[at + i]));
+            CHECK(scale == f32_to_f16(most / 127.0f));
+            for (uint32_t i = 0; i < kKvGroup; ++i) {
+                const float level = step > 0.0f ? std::nearbyint(x[at + i] / step) : 0.0f;
+                CHECK(levels[i] == std::clamp(level, -127.0f, 127.0f));
+            }
+        }
+}
+
+// A pool of one KV head, and what of a key or value can be read out of it.
+struct Pool {
+    KvType type;
+    uint32_t dim;
+    size_t block;
+    std::vector<uint8_t> bytes;
+
+    Pool(KvType of, uint32_t head_dim, uint32_t blocks)
+        : type(of), dim(head_dim), block(kv_head_bytes(of, head_dim)), bytes(block * blocks) {
+        // f16: NaN wherever nothing is written. int8: levels whose scale is NaN.
+        for (size_t i = 0; i < bytes.size(); i += 2) bytes[i] = 0x00, bytes[i + 1] = 0x7e;
+    }
+
+    double put(uint32_t at, uint32_t offset, uint32_t d, float value, bool values, float step) {
+        const uint32_t size = kBlockTokens * dim;
+        const uint32_t index = values ? offset * dim + d : d * kBlockTokens + offset;
+        uint8_t* head = bytes.data() + at * block;
+        if (type == KvType::f16) {
+            const uint16_t half = f32_to_f16(value);
+            std::memcpy(head + 2 * ((values ? size : 0) + index), &half, 2);
+            return f16_to_f32(half);
+        }
+        const auto level = static_cast<int8_t>(std::nearbyint(value / step));
+        const uint16_t scale = f32_to_f16(step);
+        head[(values ? size : 0) + index] = static_cast<uint8_t>(level);
+        std::memcpy(head + 2 * size + 2 * ((values ? dim : 0) + d / kKvGroup * kBlockTokens + offset), &scale, 2);
+        return double{step} * level;
+    }
+};
+
+void attention_equals_doubles(KvType type) {
     constexpr uint32_t dim = 32, group = kMaxGroup, positions = 600, blocks = 48;
-    constexpr size_t block = size_t{2} * kBlockTokens * dim;
-    std::vector<uint16_t> kv(block * blocks, 0x7e00);  // NaN wherever nothing is written
+    Pool pool(type, dim, blocks);
     std::vector<uint32_t> table(blocks);
     for (uint32_t i = 0; i < blocks; ++i) table[i] = i * 29 % blocks;
     const std::vector<float> k = normal(positions * dim, 1.0f, 1), v = normal(positions * dim, 1.0f, 2);
-    for (uint32_t p = 0; p < positions; ++p) {
-        uint16_t* at = kv.data() + table[p / kBlockTokens] * block;
+    std::vector<double> keys(positions * dim), values(positions * dim);
+    for (uint32_t p = 0; p < positions; ++p)
         for (uint32_t d = 0; d < dim; ++d) {
-            at[d * kBlockTokens + p % kBlockTokens] = f32_to_f16(k[p * dim + d]);
-            at[(kBlockTokens + p % kBlockTokens) * dim + d] = f32_to_f16(v[p * dim + d]);
+            const uint32_t at = table[p / kBlockTokens], offset = p % kBlockTokens, i = p * dim + d;
+            const float step = 0.03125f * static_cast<float>(1 + (p + d / kKvGroup) % 3);
+            keys[i] = pool.put(at, offset, d, k[i], false, step);
+            values[i] = pool.put(at, offset, d, v[i], true, step);
         }
-    }
-    const auto rounded = [](float x) { return double{f16_to_f32(f32_to_f16(x))}; };
     const std::vector<float> q = normal(kMaxQueries * group * dim, 1.0f, 3);
     for (const std::string& isa : available_isas())
         for (const uint32_t first : {0u, 50u, 63u, 240u, positions - kMaxQueries}) {
             const Kernels& kernels = kernels_for(isa);
             std::vector<float> out(q.size()), one(q.size()), joined(dim), scratch(attend_scratch(dim));
-            const Attend all{q.data(), group * dim, kMaxQueries, first,        group,
-                             dim,      kv.data(),   block,       table.data(), scratch.data()};
+            const Attend all{.q = q.data(),
+                             .q_stride = group * dim,
+                             .queries = kMaxQueries,
+                             .first = first,
+                             .group = group,
+                             .head_dim = dim,
+                             .kv = pool.bytes.data(),
+                             .block_stride = pool.block,
+                             .type = type,
+                             .blocks = table.data(),
+                             .scratch = scratch.data()};
             kernels.attend(all, out.data(), group * dim);
             for (uint32_t i = 0; i < kMaxQueries; ++i)
                 for (uint32_t g = 0; g < group; ++g) {
@@ -162,10 +228,10 @@ TEST(attention_equals_doubles_and_reads_no_key_past_the_query) {
                     double total = 0.0;
                     for (uint32_t p = 0; p <= first + i; ++p) {
                         double score = 0.0;
-                        for (uint32_t d = 0; d < dim; ++d) score += query[d] * rounded(k[p * dim + d]);
+                        for (uint32_t d = 0; d < dim; ++d) score += query[d] * keys[p * dim + d];
                         const double weight = std::exp(score / std::sqrt(double{dim}));
                         total += weight;
-                        for (uint32_t d = 0; d < dim; ++d) mixed[d] += weight * rounded(v[p * dim + d]);
+                        for (uint32_t d = 0; d < dim; ++d) mixed[d] += weight * values[p * dim + d];
                     }
                     for (uint32_t d = 0; d < dim; ++d)
                         CHECK(std::abs(out[(i * group + g) * dim + d] - mixed[d] / total) < 3e-6);
@@ -195,6 +261,11 @@ TEST(attention_equals_doubles_and_reads_no_key_past_the_query) {
                     }
                 }
         }
+}
+
+TEST(attention_equals_doubles_and_reads_no_key_past_the_query) { attention_equals_doubles(KvType::f16); }
+TEST(attention_over_eight_bits_equals_doubles_and_reads_no_key_past_the_query) {
+    attention_equals_doubles(KvType::int8);
 }
 
 struct Rows {

@@ -37,7 +37,10 @@ TEST(philox_gives_the_known_answer) {
 TEST(sampler_follows_the_documented_order) {
     std::mt19937 random(1);
     for (const uint32_t vocab : {1u, 2u, 50u, 2000u}) {
-        Sampler sampler(vocab);
+        std::vector<double> weights(vocab);
+        std::vector<uint32_t> order(vocab);
+        std::vector<float> adjusted(vocab);
+        Sampler sampler(vocab, {weights.data(), order.data(), adjusted.data()});
         std::vector<float> logits(vocab);
         for (int round = 0; round < 200; ++round) {
             std::normal_distribution<float> normal(0.0f, round % 3 == 0 ? 0.1f : 4.0f);

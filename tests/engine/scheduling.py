@@ -51,7 +51,7 @@ class Bench:
         """prompt: its tokens, or how many: then they are of its own."""
         if isinstance(prompt, int):
             prompt = [(ord(name[0]) * 31 + i) % 1000 for i in range(prompt)]
-        sampling = Sampling(seed=len(self._by_seed), stop_ids=stop_ids)
+        sampling = Sampling(seed=len(self._by_seed), stop_ids=stop_ids, presence=0.5, first=len(prompt))
         request = GenerationRequest(name, tuple(prompt), sampling, max_tokens, salt, priority)
         self.scheduler.add(request, self.now)
         self.requests[name] = self._by_seed[sampling.seed] = request

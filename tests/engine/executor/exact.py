@@ -13,7 +13,8 @@ from engine.executor.reference import ReferenceExecutor
 from engine.step import BLOCK_TOKENS
 
 
-def exact_logits(path: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+def exact_logits(path: Path, tokens: Sequence[int], *, int8_kv: bool = False) -> npt.NDArray[np.float32]:
     """[len(tokens), vocab]"""
     blocks = -(-len(tokens) // BLOCK_TOKENS)
-    return ReferenceExecutor(path, slots=1, blocks=blocks, emulate=Emulation(activation_bits=None)).text_logits(tokens)
+    emulate = Emulation(activation_bits=None, int8_kv=int8_kv)
+    return ReferenceExecutor(path, slots=1, blocks=blocks, emulate=emulate).text_logits(tokens)

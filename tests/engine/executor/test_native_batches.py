@@ -61,11 +61,11 @@ KINDS = [*((arithmetic, ISAS[0]) for arithmetic in ARITHMETICS), *(("int16", isa
 """The C++ tests take the others too, which are slow."""
 
 
-@pytest.fixture(scope="module", params=KINDS, ids="-".join)
+@pytest.fixture(scope="module", params=[*((*kind, "f16") for kind in KINDS), ("float32", "", "int8")], ids="-".join)
 def drives(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executors]:
     path: Path = write_shape(tmp_path_factory.mktemp("batches"), "three heads a group")
-    arithmetic, isa = request.param
-    sizes = {"blocks": 8 * BLOCKS, "step_tokens": STEP_TOKENS}
+    arithmetic, isa, kv_dtype = request.param
+    sizes = {"blocks": 8 * BLOCKS, "step_tokens": STEP_TOKENS, "kv_dtype": kv_dtype}
     drives = {
         threads: Driver(make_native(path, arithmetic=arithmetic, isa=isa, threads=threads, **sizes))
         for threads in (1, 2, 3)

@@ -81,8 +81,29 @@ def test_regions_follow_one_another_in_whole_pages(
     assert found.region("kv").apart == blocks * BLOCK_TOKENS * kv_token_bytes(TINY)
 
 
-def test_a_token_of_kv_has_keys_and_values_of_all_layers_in_f16() -> None:
+def test_a_token_of_kv_has_keys_and_values_of_all_layers() -> None:
     assert kv_token_bytes(TINY) == 2 * 2 * 2 * 16 * 2
+    assert kv_token_bytes(TINY, "int8") == 2 * 2 * 2 * (16 + 2)
+    with pytest.raises(LayoutError, match="KV type f8 is not one of f16, int8"):
+        kv_token_bytes(TINY, "f8")
+
+
+@given(st.integers(1, 4096), st.integers(1, 64), st.integers(1, 600), st.integers(1, 16))
+def test_no_two_pieces_of_the_arena_overlap_unless_one_thread_needs_them_at_different_times(
+    step_tokens: int, slots: int, blocks: int, threads: int
+) -> None:
+    found = plan(TINY, 5000, Sizes(step_tokens, slots, blocks, threads))
+    placed = [p for region in found.regions[1:] for p in region.buffers]
+    ranges = [
+        (piece.offset + copy * piece.stride, piece.nbytes, copy, one.buffer)
+        for piece, one in zip(found.arena, placed, strict=True)
+        for copy in range(piece.copies)
+    ]
+    for (start, size, copy, one), (other_start, other_size, other_copy, other) in combinations(ranges, 2):
+        if one.beside(other) or copy != other_copy:
+            assert start + size <= other_start or other_start + other_size <= start
+    assert all(start % ALIGNMENT == 0 for start, _, _, _ in ranges)
+    assert max(start + size for start, size, _, _ in ranges) <= found.nbytes - found.regions[0].nbytes
 
 
 def planned() -> Plan:
