@@ -9,6 +9,7 @@ from typing import Literal
 
 NodeKind = Literal["native", "vllm", "sglang", "llamacpp", "openai"]
 Arithmetic = Literal["int16", "int8", "float32"]
+KvDtype = Literal["f16", "int8"]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -50,6 +51,8 @@ class Launch:
     """None: one per core."""
     kv_tokens: int | None = None
     arithmetic: Arithmetic | None = None
+    """None: the engine's default."""
+    kv_dtype: KvDtype | None = None
     """None: the engine's default."""
 
 

@@ -17,6 +17,7 @@ from edgeproxy.config import (
     Config,
     ConfigError,
     GatewayLimits,
+    KvDtype,
     Launch,
     Listen,
     NodeConfig,
@@ -252,7 +253,7 @@ def _names(node: _Node, models: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def _launch(node: _Node) -> Launch:
-    found = node.mapping(("source", "threads", "kv_tokens", "arithmetic"))
+    found = node.mapping(("source", "threads", "kv_tokens", "arithmetic", "kv_dtype"))
     if "source" not in found:
         raise node.error("has no `source`", "name the model: package:distribution/file, or a path")
     return Launch(
@@ -260,6 +261,7 @@ def _launch(node: _Node) -> Launch:
         threads=found["threads"].count(1, 1024) if "threads" in found else None,
         kv_tokens=found["kv_tokens"].count(64, 2**31) if "kv_tokens" in found else None,
         arithmetic=_arithmetic(found["arithmetic"]) if "arithmetic" in found else None,
+        kv_dtype=_kv_dtype(found["kv_dtype"]) if "kv_dtype" in found else None,
     )
 
 
@@ -267,6 +269,13 @@ def _arithmetic(node: _Node) -> Arithmetic:
     name = node.text()
     if name not in get_args(Arithmetic):
         raise node.error(f"{name!r} is no arithmetic of the engine", f"use one of {', '.join(get_args(Arithmetic))}")
+    return name  # type: ignore[return-value]  # checked above
+
+
+def _kv_dtype(node: _Node) -> KvDtype:
+    name = node.text()
+    if name not in get_args(KvDtype):
+        raise node.error(f"{name!r} is no type of keys and values", f"use one of {', '.join(get_args(KvDtype))}")
     return name  # type: ignore[return-value]  # checked above
 
 

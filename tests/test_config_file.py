@@ -69,6 +69,15 @@ def test_a_mistake_is_named_with_file_place_and_remedy(text: str, place: str, re
     assert remedy in message
 
 
+def test_the_type_of_keys_and_values_of_a_launched_node_is_one_that_the_engine_has() -> None:
+    text = "regions: {a: {nodes: [{url: 'http://127.0.0.1:1', models: [m], launch: {source: x, kv_dtype: TYPE}}]}}"
+    launch = parse(text.replace("TYPE", "int8"), PATH).regions[0].nodes[0].launch
+    assert launch is not None
+    assert launch.kv_dtype == "int8"
+    with pytest.raises(ConfigError, match=r"kv_dtype.*'f8' is no type of keys and values; use one of f16, int8"):
+        parse(text.replace("TYPE", "f8"), PATH)
+
+
 def test_the_arithmetic_of_a_launched_node_is_one_that_the_engine_has() -> None:
     text = (
         "regions: {a: {nodes: [{url: 'http://127.0.0.1:1', models: [m], launch: {source: x, arithmetic: ARITHMETIC}}]}}"

@@ -241,6 +241,8 @@ def _engine(config: Config, node: NodeConfig, origin: Origin) -> Child:
         arguments += ["--kv-tokens", str(launch.kv_tokens)]
     if launch.arithmetic is not None:
         arguments += ["--arithmetic", launch.arithmetic]
+    if launch.kv_dtype is not None:
+        arguments += ["--kv-dtype", launch.kv_dtype]
     return Child(node.name, tuple(arguments))
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def native(port: int, *models: str, **options: int) -> NodeConfig:
+def native(port: int, *models: str, **options: Any) -> NodeConfig:
     return NodeConfig(
         "near-1", "native", f"http://127.0.0.1:{port}", models or ("m",), Launch("package:a/b", **options)
     )
@@ -103,14 +104,14 @@ def ended(pid: int) -> bool:
 
 async def test_an_embedded_node_is_started_as_the_engine_wants_it(lines: Lines) -> None:
     port = free_port()
-    node = native(port, threads=2, kv_tokens=4096, arithmetic="int8")
+    node = native(port, threads=2, kv_tokens=4096, arithmetic="int8", kv_dtype="int8")
     launcher = Launcher(config(RegionConfig("near", (node,))), "t", logger(lines))
     (child,) = launcher.children
     assert child.name == "near-1"
     assert child.arguments[:4] == (sys.executable, "-m", "engine", "serve")
     assert " ".join(child.arguments[4:]) == (
         f"--model package:a/b --model-id m --host 127.0.0.1 --port {port} --exit-with-parent "
-        "--threads 2 --kv-tokens 4096 --arithmetic int8"
+        "--threads 2 --kv-tokens 4096 --arithmetic int8 --kv-dtype int8"
     )
     assert launcher.origins == {}
 
