@@ -14,6 +14,8 @@ from tests.fake_node import DONE, SSE, Exchange, FakeNode
 PIECES = ["Hello", ", ", "wör", None, "ld 🌍", " and", ' "error": {', None, None, "한국어", "!"]
 """Text of each token; None where it is held back until a later one."""
 FIRST_ID = 500
+End = Callable[[Exchange, list[bytes]], Awaitable[None]]
+"""What becomes of an answer's events."""
 
 
 def tokens(seed: int) -> list[tuple[int, str | None]]:
@@ -33,7 +35,7 @@ class Native:
 
     node: FakeNode
     seed: int
-    ends: list[Callable[[Exchange, list[bytes]], Awaitable[None]]] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
     resumes: list[dict[str, Any]] = field(default_factory=list)
 
     async def __call__(self, x: Exchange) -> None:
@@ -93,7 +95,7 @@ async def complete(x: Exchange, events: list[bytes]) -> None:
     await x.end()
 
 
-def cut(after: int, more: int = 0) -> Callable[[Exchange, list[bytes]], Awaitable[None]]:
+def cut(after: int, more: int = 0) -> End:
     """The connection ends after so many events and `more` bytes of the next."""
 
     async def end(x: Exchange, events: list[bytes]) -> None:
@@ -103,7 +105,7 @@ def cut(after: int, more: int = 0) -> Callable[[Exchange, list[bytes]], Awaitabl
     return end
 
 
-def stall(after: int) -> Callable[[Exchange, list[bytes]], Awaitable[None]]:
+def stall(after: int) -> End:
     async def end(x: Exchange, events: list[bytes]) -> None:
         await x.events(*events[:after])
         await x.forever()
@@ -111,7 +113,19 @@ def stall(after: int) -> Callable[[Exchange, list[bytes]], Awaitable[None]]:
     return end
 
 
-def give_up(after: int) -> Callable[[Exchange, list[bytes]], Awaitable[None]]:
+def resumed_by_gate(after: int) -> End:
+    """Silent after so many events, until the node's gate opens."""
+
+    async def end(x: Exchange, events: list[bytes]) -> None:
+        await x.events(*events[:after])
+        await x.node.gate.wait()
+        await x.events(*events[after:])
+        await x.end()
+
+    return end
+
+
+def give_up(after: int) -> End:
     async def end(x: Exchange, events: list[bytes]) -> None:
         error = b'data: {"error":{"message":"engine","type":"server_error","param":null,"code":"aborted"}}\n\n'
         await x.events(*events[:after], error)

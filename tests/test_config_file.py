@@ -89,6 +89,27 @@ def test_the_arithmetic_of_a_launched_node_is_one_that_the_engine_has() -> None:
         parse(text.replace("ARITHMETIC", "int4"), PATH)
 
 
+def test_a_node_may_call_models_otherwise_and_be_allowed_to_continue_texts() -> None:
+    node = "{kind: vllm, url: 'http://a:1', models: [m, k], names: {m: org/M}, continue_final_message: true}"
+    found = parse(f"regions: {{a: {{nodes: [{node}]}}}}", PATH).regions[0].nodes[0]
+    assert (found.name_of("m"), found.name_of("k"), found.continue_final_message) == ("org/M", "k", True)
+
+
+@pytest.mark.parametrize(
+    ("more", "remedy"),
+    [
+        ("names: {x: org/M}", "known keys are m"),
+        ("names: {m: 7}", "put the value in quotes"),
+        ("continue_final_message: 1", "write true or false"),
+        ("kind: llamacpp, continue_final_message: true", "leave it out"),
+        ("continue_final_message: true", "native nodes resume exactly"),
+    ],
+)
+def test_a_mistake_about_foreign_nodes_is_named(more: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        parse(f"regions: {{a: {{nodes: [{{url: 'http://a:1', models: [m], {more}}}]}}}}", PATH)
+
+
 def test_launched_nodes_listen_on_loopback_only() -> None:
     text = "regions: {a: {nodes: [{url: 'http://10.0.0.1:1', models: [m], launch: {source: x}}]}}"
     with pytest.raises(ConfigError, match="loopback"):

@@ -16,7 +16,7 @@ from edgeproxy.gateway.answer import Answer, Whole, whole
 from edgeproxy.gateway.attempt import Begun, Failed, attempt
 from edgeproxy.gateway.continuation import Said
 from edgeproxy.gateway.pump import Broken, Pump, Quiet
-from edgeproxy.gateway.resume import Candidates, go_on, go_on_from_text, successors
+from edgeproxy.gateway.resume import Candidates, go_on, go_on_from_text, may_leave
 from edgeproxy.gateway.transcript import Transcript
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.protocol.openai.errors import ApiError
@@ -137,7 +137,7 @@ class Relay:
         while True:
             try:
                 with closing(begun.response):
-                    return await self._pump(place.node, begun, transcript, request, answer)
+                    return await self._pump(place.node, begun, transcript, request, answer, call)
             except Broken as broken:
                 self._broke(place.node, broken.reason, call)
                 found = await self._successor(place, transcript, request, call)
@@ -147,9 +147,11 @@ class Relay:
                     raise
                 begun = found
 
-    async def _pump(self, node: Node, begun: Begun, transcript: Transcript, request: Request, answer: Answer) -> Ending:
+    async def _pump(
+        self, node: Node, begun: Begun, transcript: Transcript, request: Request, answer: Answer, call: Call
+    ) -> Ending:
         def stalled() -> bool:
-            if transcript.resume() is None or next(successors(transcript, node, request.again()), None) is None:
+            if not may_leave(transcript, node, request.again, call.resumes):
                 return False
             begun.response.close()
             return True

@@ -40,6 +40,15 @@ def successors(transcript: Transcript, died: Node, candidates: Iterable[Node]) -
     yield from (node for node in alike if not node.ready)
 
 
+def may_leave(transcript: Transcript, silent: Node, candidates: Candidates, resumes: int) -> bool:
+    """Whether a stream whose node says nothing is better off elsewhere. A node that is well may only be slow: then its
+    stream goes only to one where nobody waits, so that overload is not answered by moving everybody round."""
+    if resumes >= MAX_RESUMES or transcript.resume() is None:
+        return False
+    others = [node for node in successors(transcript, silent, candidates()) if node.ready]
+    return any(not silent.ready or (node.report is not None and not node.report.waiting) for node in others)
+
+
 async def go_on(
     transcript: Transcript, body: bytes, died: Node, candidates: Candidates, send: Try, call: Call
 ) -> Begun | None:

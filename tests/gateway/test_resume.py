@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import orjson
 import pytest
 
 from edgeproxy.config import GatewayLimits
+from edgeproxy.gateway.resume import may_leave
 from tests import fake_node
-from tests.fake_native import Native, complete, cut, give_up, stall, text_of
+from tests.fake_native import Native, complete, cut, give_up, resumed_by_gate, stall, text_of
 from tests.gateway.drive import Edge, Exchange, ask, begin, chat, edge
 
 SEED_NEAR, SEED_FAR = 11, 22
@@ -99,6 +100,37 @@ async def test_a_stalled_stream_goes_on_elsewhere(tmp_path: Path, monkeypatch: p
         unbroken(await ask(p.edge.app, asked()), p)
         await p.edge.near.until(lambda: p.edge.near.abandoned == ["ok"])
         assert p.edge.lines.requests[0]["failures"] == ["near-1: stalled_late"]
+
+
+@pytest.mark.parametrize(("well", "waiting", "moves"), [(True, 1, False), (True, 0, True), (False, 1, True)])
+async def test_a_slow_node_is_left_only_for_one_where_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, well: bool, waiting: int, moves: bool
+) -> None:
+    """Overload is not answered by moving everybody round; a node that answers no probe either is no slow one."""
+    async with pair(tmp_path, monkeypatch, GatewayLimits(resume_after_s=0.05)) as p:
+        near, far = p.edge.fleet.nodes
+        assert far.report is not None
+        far.report = replace(far.report, waiting=waiting)
+        silences = 0
+        decided = asyncio.Event()
+
+        def told(*arguments: Any) -> bool:
+            nonlocal silences
+            silences += 1
+            decided.set()
+            return may_leave(*arguments)
+
+        monkeypatch.setattr("edgeproxy.gateway.relay.may_leave", told)
+        p.near.ends = [resumed_by_gate(9)]
+        exchange = begin(p.edge.app, asked())
+        await exchange.until(lambda seen: seen.body.count(b"data: ") >= 3)
+        if not well:
+            near.down("no answer to a probe")
+        async with asyncio.timeout(10):
+            await decided.wait()
+        p.edge.near.gate.set()
+        unbroken(await exchange.done(), p)
+        assert bool(p.far.resumes) is moves
 
 
 async def test_a_client_that_does_not_read_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
