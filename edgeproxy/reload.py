@@ -56,11 +56,15 @@ class Reload:
         self._status = status
 
     async def watch(self, poll_s: float = POLL_S) -> None:
-        """Looks at the files' times and sizes: that works on every file system, and for files that are replaced."""
+        """Looks at the files' times and sizes: that works on every file system, and for files that are replaced. A file
+        that is being written is left to settle: half of it may be a sound configuration, of half the regions."""
+        before = self._stamp
         while True:
             await asyncio.sleep(poll_s)
-            if self._stamps() != self._stamp:
+            found = self._stamps()
+            if found == before and found != self._stamp:
                 self.now()
+            before = found
 
     def now(self) -> None:
         """Each file for itself: a key that is withdrawn is withdrawn, whatever else is wrong."""

@@ -180,6 +180,22 @@ async def test_keys_are_withdrawn_even_while_the_other_file_is_broken(tmp_path: 
         assert s.status.error is not None
 
 
+async def test_a_file_that_is_being_written_is_left_to_settle(tmp_path: Path) -> None:
+    """Half of a file may be a sound configuration, of half the regions."""
+    async with FakeNode() as one, FakeNode() as two, served(tmp_path, regions(one, two)) as s:
+        text = regions(one, two, more="budget_ms: 99")
+        half = text[: text.index("  r1:")]
+        task = asyncio.create_task(s.reload.watch(0.0))
+        for number in range(20):
+            s.file.write_text(half + "#" * number)  # another size at each look
+            await asyncio.sleep(0)
+        s.file.write_text(text)
+        await until(lambda: s.status.needs_restart == ("budget_ms",))
+        assert len(s.fleet.nodes) == 2
+        assert not any("gone" in said for said in s.said)
+        task.cancel()
+
+
 async def test_what_needs_a_new_start_is_said(tmp_path: Path) -> None:
     async with FakeNode() as one, served(tmp_path, regions(one)) as s:
         write(s.file, regions(one, more="budget_ms: 99\nlisten: {http: '127.0.0.1:1'}"))

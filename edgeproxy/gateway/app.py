@@ -120,9 +120,12 @@ class Gateway:
                 answer.hold(self._limits.hold_headers_s)
 
             def again() -> Iterator[Node]:
-                """The choice as it would fall now."""
+                """The choice as it would fall now; nobody, where a reload has taken the model away."""
                 now = monotonic()
-                return in_turn(self._router.route(request.model, tenant, now)[1], now)
+                try:
+                    return in_turn(self._router.route(request.model, tenant, now)[1], now)
+                except ApiError:
+                    return iter(())
 
             sent = Request(to_node(fields, call.request_id), request.body, again, self._fleet.continues)
             await self._relay.run(in_turn(decision, now), sent, answer, call)

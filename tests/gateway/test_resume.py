@@ -188,6 +188,24 @@ async def test_other_numerics_never_go_on(tmp_path: Path, monkeypatch: pytest.Mo
         )
 
 
+async def test_a_model_that_a_reload_took_away_is_gone_on_with_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(tmp_path, monkeypatch) as p:
+
+        async def cut_by_gate(x: fake_node.Exchange, events: list[bytes]) -> None:
+            await x.events(*events[:9])
+            await x.node.gate.wait()
+
+        p.near.ends = [cut_by_gate]
+        exchange = begin(p.edge.app, asked())
+        await exchange.until(lambda seen: seen.body.count(b"data: ") >= 3)
+        p.edge.fleet.replace([])
+        p.edge.near.gate.set()
+        broken(await exchange.done())
+        assert not p.far.resumes
+
+
 async def test_busy_nodes_are_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def busy(x: fake_node.Exchange, events: list[bytes]) -> None:
         raise AssertionError("never begun")
