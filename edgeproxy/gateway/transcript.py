@@ -12,6 +12,10 @@ from edgeproxy.protocol.openai.sse import DONE, Event, encode
 
 MAX_SINCE = 16
 """Events after one note. A sound node sends one with text before the next note, and at most three more at the end."""
+MAX_NOTE_BYTES = 2**16
+"""Kept as they came, before they are read and put together: most streams end before that."""
+_ERROR = b'{"error"'
+"""How a native node's error event begins; looking for it anywhere would cost more than all else here."""
 _DIGITS = 11
 """Bytes of an id and its comma, at most."""
 
@@ -38,6 +42,7 @@ class Transcript:
         "_first",
         "_ids",
         "_max_tokens",
+        "_notes",
         "_seed",
         "_since",
         "_sound",
@@ -57,10 +62,14 @@ class Transcript:
         self._max_tokens = 0
         self._ids = bytearray()
         self._chars = 0
+        self._notes = bytearray()
+        """Those that were not read yet, as they came."""
         self._since: list[Event] = []
+        """Events after the last note."""
 
     @property
     def resumable(self) -> bool:
+        self._read()
         return self._sound and self._seed is not None
 
     def take(self, events: Iterable[Event]) -> bytes:
@@ -88,19 +97,24 @@ class Transcript:
 
     def _take_notes(self, events: Iterable[Event]) -> bytes:
         passed: list[bytes] = []
+        if len(self._notes) > MAX_NOTE_BYTES:
+            self._read()
         for event in events:
             if event.comment and is_note(event.raw):
-                self._note(event.raw)
+                self._notes += event.raw
+                self._since.clear()
                 continue
-            if b'"error"' in event.data and self.resumable and _is_error(event):
+            if event.data.startswith(_ERROR) and self.resumable and _is_error(event):
                 raise NodeGaveUp(b"".join(passed))
             passed.append(event.raw)
             if not event.comment:
                 self._keep(event)
-        return b"".join(passed)
+        return passed[0] if len(passed) == 1 else b"".join(passed)
 
     def resume(self) -> Resume | None:
         """None where the stream cannot be gone on with, or nothing but its `[DONE]` is missing."""
+        if self._since and self._since[-1].data == DONE:
+            return None
         if not self.resumable or self._seed is None or self._first is None or self.numerics is None:
             return None
         try:
@@ -125,23 +139,22 @@ class Transcript:
 
     def missing_end(self) -> bytes:
         """`[DONE]`, where a native node died between the usage and that."""
-        last = self._since[-1] if self.resumable and self._since else None
-        return encode(DONE) if last is not None and b'"choices":[]' in last.data else b""
+        counted = bool(self._since) and b'"choices":[]' in self._since[-1].data
+        return encode(DONE) if counted and self.resumable else b""
 
-    def _note(self, line: bytes) -> None:
-        note = decode_note(line)
-        if note is None or len(self._ids) > MAX_IDS * _DIGITS:
-            self._sound = False
-        if note is None or not self._sound:
-            return
-        if note.seed is not None and note.max_tokens is not None:
-            self._seed, self._max_tokens = note.seed, note.max_tokens
-        if note.ids:
-            if self._ids:
-                self._ids += b","
-            self._ids += note.ids
-        self._chars = note.chars
-        self._since.clear()
+    def _read(self) -> None:
+        lines = self._notes.splitlines()
+        self._notes.clear()
+        for line in lines:
+            note = decode_note(bytes(line))
+            if note is None or len(self._ids) > MAX_IDS * _DIGITS:
+                self._sound = False
+                return
+            if note.seed is not None and note.max_tokens is not None:
+                self._seed, self._max_tokens = note.seed, note.max_tokens
+            if note.ids:
+                self._ids += b"," + note.ids if self._ids else note.ids
+            self._chars = note.chars
 
     def _keep(self, event: Event) -> None:
         if self._first is None:
