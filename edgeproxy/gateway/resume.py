@@ -58,12 +58,13 @@ async def go_on(
         return None
     continued = with_resume(body, resume)
     deadline = monotonic() + SEARCH_S
+    refused: set[Node] = set()
     while True:
-        pause, asked = PAUSE_S, set[str]()
+        pause, tried = PAUSE_S, False
         for node in successors(transcript, died, candidates()):
-            if node.name in asked:
+            if node in refused:
                 continue
-            asked.add(node.name)
+            tried = True
             try:
                 begun = await send(node, continued, _unseen(call))
             except Failed as failed:
@@ -72,8 +73,9 @@ async def go_on(
             if isinstance(begun, Begun) and begun.parser is not None:
                 call.resumes += 1
                 return begun
+            refused.add(node)  # soundly, so it will again
         now = monotonic()
-        if not asked or now >= deadline:
+        if not tried or now >= deadline:
             return None
         await asyncio.sleep(min(pause, MAX_PAUSE_S, deadline - now))
 

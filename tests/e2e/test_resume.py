@@ -26,6 +26,8 @@ REQUESTS: list[dict[str, Any]] = [
     {"temperature": 1.5, "seed": 8, "top_p": 0.95, "ignore_eos": True},  # many rare characters, cut into bytes
     {"temperature": 0, "stop": ["unlikely stop", "\n\n\n\n"]},
     {"temperature": 1.0, "seed": 9, "top_k": 40},
+    {"temperature": 0.8, "seed": 10, "frequency_penalty": 0.9, "presence_penalty": 0.4, "min_tokens": 40},
+    {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {"28": -2}},
 ]
 UNSEEDED = {"temperature": 1.0, "ignore_eos": True}
 

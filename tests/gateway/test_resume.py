@@ -206,6 +206,25 @@ async def test_a_model_that_a_reload_took_away_is_gone_on_with_by_nobody(
         assert not p.far.resumes
 
 
+async def test_a_node_that_refuses_soundly_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a native node does with logprobs, whose withheld part is lost."""
+    async with pair(tmp_path, monkeypatch) as p:
+        asks = 0
+
+        async def refusing(x: fake_node.Exchange) -> None:
+            nonlocal asks
+            if x.node is p.edge.near:
+                await p.near(x)
+                return
+            asks += 1
+            await x.whole(409, fake_node.error_body("cannot be resumed", "invalid_request_error"))
+
+        monkeypatch.setitem(fake_node.BEHAVIOURS, "ok", refusing)
+        p.near.ends = [cut(9)]
+        broken(await ask(p.edge.app, asked()))
+        assert asks == 1
+
+
 async def test_busy_nodes_are_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def busy(x: fake_node.Exchange, events: list[bytes]) -> None:
         raise AssertionError("never begun")
