@@ -81,8 +81,6 @@ class Edgeproxy(Policy):
         super().ended(node, asked, now, served=served)
         upstream = self._nodes[node]
         upstream.outlook.ended(self._under_way.pop(asked.number)[0], now, served=served)
-        if not served:
-            self._view.corrected(upstream.slot, asked.blocks, 0)
 
     def reported(self, node: int, report: Report, now: float) -> None:
         upstream = self._nodes[node]
