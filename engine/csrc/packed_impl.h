@@ -40,8 +40,8 @@ constexpr uint32_t kVectorsOf = tiles * kParts;
 
 // dots[t] += levels of token t . a block of `tiles` row tiles, which lie `stride` bytes apart.
 template <bool q4, uint32_t tiles, uint32_t tokens>
-inline void add_dots(const uint8_t* lines, size_t stride, const int8_t* levels,
-                     Ints (&dots)[tokens][kVectorsOf<tiles>]) {
+[[gnu::always_inline]] inline void add_dots(const uint8_t* lines, size_t stride, const int8_t* levels,
+                                            Ints (&dots)[tokens][kVectorsOf<tiles>]) {
     constexpr uint32_t n = kVectorsOf<tiles>;
 #pragma GCC unroll 8
     for (uint32_t line = 0; line < (q4 ? 4 : 8); ++line) {
@@ -73,8 +73,9 @@ inline void add_dots(const uint8_t* lines, size_t stride, const int8_t* levels,
 
 // The dot products of one block, exact until they become floats.
 template <bool q4, bool wide, uint32_t tiles, uint32_t tokens>
-inline void block_dots(const uint8_t* lines, size_t stride, const int8_t* levels, const int8_t* low,
-                       const int32_t* biases, Vec (&out)[tokens][kVectorsOf<tiles>]) {
+[[gnu::always_inline]] inline void block_dots(const uint8_t* lines, size_t stride, const int8_t* levels,
+                                              const int8_t* low, const int32_t* biases,
+                                              Vec (&out)[tokens][kVectorsOf<tiles>]) {
     constexpr uint32_t n = kVectorsOf<tiles>;
     Ints dots[tokens][n], above[tokens][n];
 #pragma GCC unroll 16

@@ -9,6 +9,7 @@ file's size, inode, mtime and ctime are the same.
 from __future__ import annotations
 
 import fcntl
+import glob
 import logging
 import os
 import sys
@@ -78,7 +79,20 @@ def _packed(path: Path, out: Path, packer: Packer, progress: Progress) -> Image:
 
     for left_behind in out.parent.glob(f".{out.name}.*{PART}"):  # by a process that was killed: the lock is ours
         left_behind.unlink(missing_ok=True)
-    return pack(path, out, packer, progress)
+    image = pack(path, out, packer, progress)
+    _prune(out)
+    return image
+
+
+def _prune(out: Path) -> None:
+    """Removes what earlier versions of the format left of the same content and layout. Nodes that map it keep it."""
+    same, _, version = out.stem.rpartition("-")
+    for other in out.parent.glob(f"{glob.escape(same)}-*.image"):
+        found = other.stem.rpartition("-")[2]
+        if found.isdigit() and int(found) < int(version):
+            with suppress(OSError):  # another process may be faster, and an image too many does no harm
+                other.unlink()
+                other.with_suffix(".lock").unlink()
 
 
 @contextmanager

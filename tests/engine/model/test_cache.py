@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from engine.model import cache
-from engine.model.image import ImageError, verify
+from engine.model import image as image_module
+from engine.model import pack as pack_module
+from engine.model.image import VERSION, ImageError, verify
 from engine.model.pack import PART, Packer, pack
 from engine.model.source import SourceError
 from tests.engine.gguf_files import write_llama
@@ -121,6 +123,21 @@ def test_what_a_killed_process_left_behind_goes(source: Path, folder: Path) -> N
     left_behind.write_bytes(b"half an image")
     cache.opened(str(source), folder, PLAIN)
     assert not left_behind.exists()
+
+
+def test_images_of_earlier_versions_go_when_the_same_model_is_packed_anew(
+    source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = cache.opened(str(source), folder, PLAIN).path
+    other_layout = cache.opened(str(source), folder, Counted().packer).path
+    later = old.with_name(old.name.replace(f"-{VERSION}.image", f"-{VERSION + 2}.image"))
+    shutil.copy(old, later)
+    for module in (cache, image_module, pack_module):
+        monkeypatch.setattr(module, "VERSION", VERSION + 1)
+    new = cache.opened(str(source), folder, PLAIN).path
+    assert new != old
+    assert images(folder) == sorted([new, other_layout, later])
+    assert not old.with_suffix(".lock").exists()
 
 
 def test_an_image_is_opened_where_it_lies(source: Path, folder: Path, tmp_path: Path) -> None:
