@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from engine.step import Sampling
 from engine.text.template import ChatTemplate
@@ -139,6 +140,19 @@ async def test_nothing_is_told_of_tokens_behind_a_stop_string(
     found = [entry for choice in choices for entry in content_of(choice)]
     assert raw(found).decode() == TEXT.removesuffix(" more.")
     assert all(left != right for left, right in pairwise(found))
+
+
+async def test_the_sdk_reads_what_is_told(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
+    async with serving(executor(tokenizer), tokenizer, chat_template) as served:
+        whole = (await chat_call(served.app, logprobs=True, top_logprobs=2).done()).json()
+        chunks = (await chat_call(served.app, stream=True, logprobs=True).done()).chunks()
+    told = ChatCompletion.model_validate(whole).choices[0].logprobs
+    assert told is not None
+    assert told.content is not None
+    assert [len(token.top_logprobs) for token in told.content] == [2] * len(told.content)
+    streamed = [ChatCompletionChunk.model_validate(chunk).choices[0].logprobs for chunk in chunks]
+    tokens = [token.token for logprobs in streamed if logprobs for token in logprobs.content or []]
+    assert tokens == [token.token for token in told.content]
 
 
 async def test_without_being_asked_nothing_is_told(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
