@@ -54,6 +54,15 @@ class Launch:
     """None: the engine's default."""
     kv_dtype: KvDtype | None = None
     """None: the engine's default."""
+    quantum_ms: float | None = None
+    admission: str | None = None
+    """`guarantee` or `optimistic`."""
+    kv_store: str | None = None
+    """Path of the file for KV that memory cannot hold; each node has its own."""
+    kv_store_size: int | None = None
+    """Bytes."""
+    sleep_after: float | None = None
+    """Seconds without a request, after which a node gives its memory back."""
 
 
 @dataclass(frozen=True, slots=True)

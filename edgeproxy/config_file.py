@@ -253,7 +253,12 @@ def _names(node: _Node, models: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def _launch(node: _Node) -> Launch:
-    found = node.mapping(("source", "threads", "kv_tokens", "arithmetic", "kv_dtype"))
+    found = node.mapping(
+        (
+            *("source", "threads", "kv_tokens", "arithmetic", "kv_dtype", "quantum_ms"),
+            *("admission", "kv_store", "kv_store_size", "sleep_after"),
+        )
+    )
     if "source" not in found:
         raise node.error("has no `source`", "name the model: package:distribution/file, or a path")
     return Launch(
@@ -262,7 +267,18 @@ def _launch(node: _Node) -> Launch:
         kv_tokens=found["kv_tokens"].count(64, 2**31) if "kv_tokens" in found else None,
         arithmetic=_arithmetic(found["arithmetic"]) if "arithmetic" in found else None,
         kv_dtype=_kv_dtype(found["kv_dtype"]) if "kv_dtype" in found else None,
+        quantum_ms=found["quantum_ms"].number(0.1, 10_000) if "quantum_ms" in found else None,
+        admission=_admission(found["admission"]) if "admission" in found else None,
+        kv_store=found["kv_store"].text() if "kv_store" in found else None,
+        sleep_after=found["sleep_after"].number(1, 1e9) if "sleep_after" in found else None,
+        kv_store_size=found["kv_store_size"].count(1 << 20, 1 << 50) if "kv_store_size" in found else None,
     )
+
+
+def _admission(node: _Node) -> str:
+    if (value := node.text()) not in ("guarantee", "optimistic"):
+        raise node.error(f"{value!r} is no way to admit requests", "use guarantee or optimistic")
+    return value
 
 
 def _arithmetic(node: _Node) -> Arithmetic:

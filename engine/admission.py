@@ -56,6 +56,22 @@ def check_fits(request: GenerationRequest, limits: Limits) -> None:
     )
 
 
+def too_late(within_s: float, expected_s: float, wait_s: float) -> ApiError:
+    """429 `latency_budget_exceeded`: the first token will come too late to be of use.
+
+    expected_s: when it would come; wait_s: after how long it would come in time.
+    """
+    wait_ms = _wait_ms(wait_s)
+    return ApiError(
+        429,
+        f"The first token would come after about {expected_s * 1000:.0f} ms, and the latency budget leaves "
+        f"{within_s * 1000:.0f}: try another node, or again in {wait_ms} ms.",
+        code="latency_budget_exceeded",
+        recovery={"expected_ms": round(expected_s * 1000), "retry_after_ms": wait_ms},
+        headers=((b"retry-after-ms", str(wait_ms).encode()),),
+    )
+
+
 def refusal(request: GenerationRequest, blocks_to_spare: int, wait_s: float) -> ApiError:
     """429 `oom_predicted`: the queue is full.
 
@@ -63,14 +79,22 @@ def refusal(request: GenerationRequest, blocks_to_spare: int, wait_s: float) -> 
     wait_s: expected time until a place in the queue is free.
     """
     fits = max(0, blocks_to_spare * BLOCK_TOKENS - len(request.prompt))
-    wait_ms = round(min(max(wait_s * 1000, RETRY_MS[0]), RETRY_MS[1]))
+    wait_ms = _wait_ms(wait_s)
     return ApiError(
         429,
         f"This node's memory and queue are full: try again in {wait_ms} ms, or on another node.",
         code="oom_predicted",
         recovery={"max_tokens_that_fit": min(fits, request.max_tokens), "retry_after_ms": wait_ms},
-        headers=(
-            (b"retry-after-ms", str(wait_ms).encode()),
-            (b"retry-after", str(math.ceil(wait_ms / 1000)).encode()),
-        ),
+        headers=_retry_headers(wait_ms),
+    )
+
+
+def _wait_ms(wait_s: float) -> int:
+    return round(min(max(wait_s * 1000, RETRY_MS[0]), RETRY_MS[1]))
+
+
+def _retry_headers(wait_ms: int) -> tuple[tuple[bytes, bytes], ...]:
+    return (
+        (b"retry-after-ms", str(wait_ms).encode()),
+        (b"retry-after", str(math.ceil(wait_ms / 1000)).encode()),
     )

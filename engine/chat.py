@@ -209,7 +209,13 @@ class Chat:
         if replayed is None or not replayed.finish:
             generation = self._engine.generate(
                 GenerationRequest(
-                    answer_id, prompt + ids, sampling, most - len(ids), salt=terms.salt, priority=terms.priority
+                    answer_id,
+                    prompt + ids,
+                    sampling,
+                    most - len(ids),
+                    salt=terms.salt,
+                    priority=terms.priority,
+                    within_s=terms.within_s if resume is None else None,
                 )
             )
         return Answer(generation, reader, Opening(sampling.seed, most), len(prompt), replayed)

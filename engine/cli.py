@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
 
 KV_TOKENS = 8192
 MODEL_HELP = "package:distribution/file, or the path of a GGUF file or an image."
+
+
+def size_in_bytes(_: object, __: object, value: str) -> int:
+    """Raises click.BadParameter."""
+    found = re.fullmatch(r"(\d+) ?(?:([KMGT])i?B?)?", value.strip(), re.IGNORECASE)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no number of bytes: write 1073741824, 1024MiB or 1GiB")
+    return int(found[1]) << 10 * " KMGT".index((found[2] or " ").upper())
 
 
 _arithmetic = click.option(
@@ -71,7 +80,40 @@ def main() -> None:
 @click.option("--port", default=8101, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
 @_model_options
 @click.option("--queue", default=64, show_default=True, type=click.IntRange(0, 1 << 16), help="Most waiting requests.")
-@click.option("--drain-s", default=30.0, show_default=True, type=click.FloatRange(0), help="For what runs, on SIGTERM.")
+@click.option(
+    "--admission",
+    type=click.Choice(["guarantee", "optimistic"]),
+    default="guarantee",
+    show_default=True,
+    help="What a request is promised: memory for all of max_tokens, or a start that may be interrupted and resumed.",
+)
+@click.option(
+    "--quantum-ms", default=10.0, show_default=True, type=click.FloatRange(0.1, 10_000), help="Of prefill in a step."
+)
+@click.option(
+    "--kv-store", type=click.Path(dir_okay=False, path_type=Path), help="File for KV that memory cannot hold."
+)
+@click.option("--kv-store-size", default="1GiB", show_default=True, callback=size_in_bytes, help="Most bytes of it.")
+@click.option(
+    "--sleep-after",
+    type=click.FloatRange(1),
+    metavar="SECONDS",
+    help="Without a request for so long, give memory back until the next.  [default: never]",
+)
+@click.option(
+    "--stall-s",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0.1),
+    help="Not ready when nothing got done for so long; ends with status 70 after twice as long.",
+)
+@click.option(
+    "--drain-s",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="For what runs and the store, at the end.",
+)
 @click.option("--allow-host", multiple=True, help="A further name to accept in Host; may be repeated.")
 @click.option("--exit-with-parent", is_flag=True, help="End when the parent dies or standard input ends.")
 def serve(
@@ -80,6 +122,12 @@ def serve(
     host: str,
     port: int,
     queue: int,
+    admission: str,
+    quantum_ms: float,
+    kv_store: Path | None,
+    kv_store_size: int,
+    sleep_after: float | None,
+    stall_s: float,
     drain_s: float,
     allow_host: tuple[str, ...],
     exit_with_parent: bool,
@@ -102,12 +150,19 @@ def serve(
         with PackProgress() as progress, Start(_options(model, **sizes), progress) as start:
             from edgeproxy.protocol.node.report import TOKEN_ENV
             from engine import server
+            from engine.admission import Mode
 
             options = server.ServeOptions(
                 model_id=model_id,
                 host=host,
                 port=port,
                 queue=queue,
+                admission=Mode(admission),
+                quantum_s=quantum_ms / 1000,
+                kv_store=kv_store,
+                kv_store_bytes=kv_store_size,
+                sleep_s=sleep_after,
+                stall_s=stall_s,
                 drain_s=drain_s,
                 allow_hosts=allow_host,
                 token=os.environ.get(TOKEN_ENV) or None,

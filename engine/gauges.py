@@ -110,6 +110,8 @@ class Gauges:
         self.preemptions = 0
         self.blocks_reused = 0
         """Blocks that a sequence found computed."""
+        self.blocks_loaded = 0
+        """Of the reused those that came from the second tier."""
         self.blocks_computed = 0
         """Blocks that a sequence had to compute. Neither counts what a preempted one takes up again."""
         self.gap = Histogram()
@@ -139,13 +141,15 @@ class Gauges:
         blocks = self.blocks_reused + self.blocks_computed
         return self.blocks_reused / blocks if blocks else 0.0
 
-    def stepped(self, plan: StepPlan, result: StepResult) -> None:
+    def stepped(self, plan: StepPlan, result: StepResult, *, rehearsed: bool = False) -> None:
+        """rehearsed: nobody waited for it; it tells how fast the node is, and its tokens do not count."""
         seconds = result.ended - result.started
         self.step_ms += (seconds * 1000 - self.step_ms) * (STEP_WEIGHT if self.step_ms else 1.0)
         chunks = [len(row.tokens) for row in plan.rows]
         prefill = sum(chunks)
-        self.prefilled += prefill
-        self.generated += sum(len(row.tokens) for row in result.rows)
+        if not rehearsed:
+            self.prefilled += prefill
+            self.generated += sum(len(row.tokens) for row in result.rows)
         if prefill > chunks.count(0):  # else the time is the decode rows'
             self._prefill_tokens = self._prefill_tokens * PREFILL_DECAY + prefill
             self._prefill_s = self._prefill_s * PREFILL_DECAY + seconds

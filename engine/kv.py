@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from xxhash import xxh3_128_digest
 
@@ -52,6 +53,21 @@ def extend(links: list[Link], tokens: array[int], salt: bytes) -> None:
         links.append((key, chunk))
 
 
+NAME_BYTES = 32
+
+
+def name_blocks(names: list[bytes], links: Sequence[Link], salt: bytes) -> None:
+    """Adds the names of `links` that `names` has not yet.
+
+    A name is BLAKE2b (RFC 7693) of the name before it and the block's token ids; the first has the salt's before it. It
+    stands for salt and tokens without a comparison, which xxh3 would not: for where the tokens themselves are not kept.
+    """
+    name = names[-1] if names else blake2b(salt, digest_size=NAME_BYTES, person=b"edge-kv salt").digest()
+    for _, tokens in links[len(names) :]:
+        name = blake2b(name + tokens, digest_size=NAME_BYTES).digest()
+        names.append(name)
+
+
 @dataclass(slots=True, eq=False)
 class _Content:
     """What a block holds. Its identity stands for all tokens up to its end and their salt."""
@@ -63,18 +79,32 @@ class _Content:
     parent: bytes
     """The key of the block before it, or nothing."""
     tokens: bytes
+    name: bytes
+    """By which a second tier knows it; empty where there is none."""
 
 
 def _unheard(_: BlockChange) -> None: ...
 
 
+def _let_go(name: bytes, block: int) -> None: ...
+
+
 class BlockPool:
     """Blocks 0..total-1 with reference counts and an index by content. What was freed last is taken first."""
 
-    def __init__(self, total: int, changed: Callable[[BlockChange], None] = _unheard) -> None:
-        """changed: called at each addition to and removal from the index; a sequence's first block has no parent."""
+    def __init__(
+        self,
+        total: int,
+        changed: Callable[[BlockChange], None] = _unheard,
+        evicted: Callable[[bytes, int], None] = _let_go,
+    ) -> None:
+        """changed: called at each addition to and removal from the index; a sequence's first block has no parent.
+
+        evicted: called with name and block before content that has a name is given up for other content.
+        """
         self.total = total
         self._changed = changed
+        self._evicted = evicted
         self._free = list(reversed(range(total)))
         self._idle: OrderedDict[int, None] = OrderedDict()
         """The next to be evicted first."""
@@ -124,6 +154,9 @@ class BlockPool:
             raise IntegrityError(f"{count} blocks asked of {self.available} available")
         while len(self._free) < count:
             block, _ = self._idle.popitem(last=False)
+            content = self._contents[block]
+            if content is not None and content.name:
+                self._evicted(content.name, block)
             self._discard(block)
             self._free.append(block)
         taken = tuple(self._free.pop() for _ in range(count))
@@ -152,7 +185,7 @@ class BlockPool:
                 else:
                     self._idle[block] = None
 
-    def register(self, block: int, before: int | bytes, link: Link) -> int:
+    def register(self, block: int, before: int | bytes, link: Link, name: bytes = b"") -> int:
         """All of `block` is computed. Returns the block that holds this content from now on: itself, or its twin.
 
         A twin that is in use is retained: the caller turns to it and releases `block`. An idle one gives way.
@@ -165,7 +198,7 @@ class BlockPool:
             return block
         if twin is None:
             parent = above.key if isinstance(above, _Content) else b""
-            self._index[key] = self._contents[block] = _Content(block, key, above, parent, tokens)
+            self._index[key] = self._contents[block] = _Content(block, key, above, parent, tokens, name)
             self._changed((True, key, parent))
         elif twin.before == above and twin.tokens == tokens:
             if self._references[twin.block]:
@@ -179,6 +212,20 @@ class BlockPool:
         for block in blocks:
             if self._references[block] == 1 and self._contents[block] is not None:
                 self._discard(block)
+
+    def drop(self) -> None:
+        """Gives up all content that nobody holds, and keeps it nowhere."""
+        while self._idle:
+            block, _ = self._idle.popitem(last=False)
+            self._discard(block)
+            self._free.append(block)
+
+    def named(self) -> Iterator[tuple[bytes, int]]:
+        """Name and block of what nobody holds, the next to be evicted first."""
+        for block in self._idle:
+            content = self._contents[block]
+            if content is not None and content.name:
+                yield content.name, block
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Raises IntegrityError unless references are exactly those of `tables` and free + used + idle == total."""

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from edgeproxy.protocol.node.blocks import BlockChange
 from edgeproxy.protocol.openai.errors import ApiError
@@ -24,9 +25,14 @@ from engine.executor.base import Executor, Limits
 from engine.feed import BlockFeed
 from engine.gauges import Gauges
 from engine.kv import IntegrityError
-from engine.scheduler import QUANTUM_S, Load, Scheduler
+from engine.load import Load
+from engine.scheduler import QUANTUM_S, Scheduler
 from engine.sequence import Delta, GenerationRequest
 from engine.step import Finish
+
+if TYPE_CHECKING:
+    from engine.store import BlockStore
+    from engine.tier import StoreTier
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +48,9 @@ class _Abort:
     request_id: str
     asked_at: int
 
+
+FLUSH_S = 5.0
+"""For the store to be written when the engine stops."""
 
 _Command = _Add | _Abort | None
 """None stops the thread."""
@@ -87,6 +96,14 @@ class Generation:
         self._wake.set()
 
 
+def _tier(executor: Executor, store: BlockStore | None) -> StoreTier | None:
+    if store is None:
+        return None
+    from engine.tier import StoreTier
+
+    return StoreTier(executor, store)
+
+
 def _join(first: Delta, then: Delta) -> Delta:
     told = first if first.timing else then
     return Delta(
@@ -112,9 +129,15 @@ class EngineLoop:
         queue_length: int = 64,
         mode: Mode = Mode.GUARANTEE,
         quantum_s: float = QUANTUM_S,
+        store: BlockStore | None = None,
+        sleep_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """quantum_s: about how long the prefill of one step may take."""
+        """quantum_s: about how long the prefill of one step may take.
+
+        store: where evicted blocks go; it is closed with the engine.
+        sleep_s: after so long without a request, memory is given back until the next comes; None for never.
+        """
         self._executor = executor
         self._clock = clock
         self.limits: Limits = executor.limits
@@ -123,6 +146,17 @@ class EngineLoop:
         self.feed = BlockFeed(executor.numerics, run=secrets.token_hex(8))
         self._changes: list[BlockChange] = []
         """Of the pool's index, since the event loop was told."""
+        self._store = store
+        self._tier = _tier(executor, store)
+        self._flush_s = FLUSH_S
+        self._sleep_s = sleep_s
+        self.sleeping = False
+        """Memory of KV and activations is the system's until a request comes."""
+        self.woke = asyncio.Event()
+        """Set when a sleep has ended; whoever waits for it clears it."""
+        self.requests = 0
+        """That have come, without rehearsals."""
+        self._rehearsals: set[str] = set()
         self._scheduler = Scheduler(
             self.limits,
             self.gauges,
@@ -130,11 +164,13 @@ class EngineLoop:
             mode=mode,
             quantum_s=quantum_s,
             changed=self._changes.append,
+            tier=self._tier,
         )
         self._load = self._scheduler.load()
         self._mailbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._generations: dict[str, Generation] = {}
-        self._collecting_since: float | None = None
+        self._busy_since: float | None = None
+        """When the thread last got a step done, or something to do; None while it waits for commands."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.failure: Exception | None = None
@@ -145,17 +181,28 @@ class EngineLoop:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends what runs (as aborted), the thread and the executor. Waits for steps in flight. Idempotent."""
+    def stop(self, flush_s: float = FLUSH_S) -> None:
+        """Ends what runs (as aborted), the thread and the executor. Waits for steps in flight. Idempotent.
+
+        flush_s: how long the store may take to get what the pool holds.
+        """
+        deadline = self._clock() + flush_s
         if self._thread.is_alive():
+            self._flush_s = flush_s
             self._mailbox.put(None)
             self._thread.join()
+        if self._store is not None:
+            self._store.close(max(0.1, deadline - self._clock()))
         self._executor.close()
 
     @property
     def live(self) -> int:
-        """Requests that have not ended."""
-        return len(self._generations)
+        """Requests that have not ended, without rehearsals."""
+        return len(self._generations) - len(self._rehearsals)
+
+    def now(self) -> float:
+        """The engine's clock, in seconds."""
+        return self._clock()
 
     def load(self) -> Load:
         """As of the last step, with what was asked for since counted as waiting."""
@@ -164,16 +211,25 @@ class EngineLoop:
         return replace(load, waiting=waiting)
 
     def stalled_s(self) -> float:
-        """How long the executor has been at the step that is to complete next; 0 while nothing runs."""
-        since = self._collecting_since
+        """How long the thread has had something to do and got nothing done; 0 while there is nothing."""
+        since = self._busy_since
         return 0.0 if since is None else max(0.0, self._clock() - since)
 
     def generate(self, request: GenerationRequest) -> Generation:
-        """Queues a request. Raises ApiError 503 where the engine has failed; other refusals come from `next`."""
+        """Queues a request; rehearsals make way for any other.
+
+        Raises ApiError 503 where the engine has failed; other refusals come from `next`.
+        """
         if self.failure is not None or not self._thread.is_alive():
             raise ApiError(503, "The engine of this node has stopped: try another node.", code="engine_failed")
         if request.request_id in self._generations:
             raise ValueError(f"request id {request.request_id} is in use")
+        if request.rehearsal:
+            self._rehearsals.add(request.request_id)
+        else:
+            self.requests += 1
+            for name in self._rehearsals:
+                self._mailbox.put(_Abort(name, self._load.step))
         now = self._clock()
         generation = Generation(now, lambda: self._mailbox.put(_Abort(request.request_id, self._load.step)))
         self._generations[request.request_id] = generation
@@ -187,10 +243,21 @@ class EngineLoop:
             while self._turn():
                 pass
             self._emit(list(self._scheduler.abort_all()))
+            self._flush()
         except Exception as error:
             logger.exception("the engine failed")
             self.failure = error
             self._call(self._fail)
+        finally:
+            self._busy_since = None
+
+    def _flush(self, unwanted: Callable[[], bool] = lambda: False) -> None:
+        """All that the pool holds goes to the store; steps in flight still belong to what was aborted."""
+        if self._tier is None:
+            return
+        while self._scheduler.in_flight:
+            self._scheduler.complete(self._executor.collect(), self._clock())
+        self._tier.flush(self._scheduler.idle_blocks(), self._flush_s, self._clock, unwanted)
 
     def _turn(self) -> bool:
         """One round: commands, plans up to the executor's depth, one result. False when told to stop."""
@@ -199,13 +266,13 @@ class EngineLoop:
             return False
         if commands:
             self._emit([event for command in commands if command is not None for event in self._apply(command)])
-        while self._scheduler.in_flight < self._executor.depth and (plan := self._scheduler.plan()):
+        depth = 1 if self._scheduler.rehearsing else self._executor.depth  # nobody waits for more than one such step
+        while self._scheduler.in_flight < depth and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
         if self._scheduler.in_flight:
             self._load = self._scheduler.load()
-            self._collecting_since = self._clock()
             result = self._executor.collect()
-            self._collecting_since = None
+            self._busy_since = self._clock()
             self._emit(list(self._scheduler.complete(result, self._clock())))
             self._sample()
         elif not self._scheduler.idle:
@@ -223,19 +290,48 @@ class EngineLoop:
 
     def _take(self) -> list[_Command]:
         """Commands that have come; waits for one where there is nothing else to do."""
-        commands = [self._mailbox.get()] if self._scheduler.idle else []
+        commands: list[_Command] = []
+        if self._scheduler.idle:
+            self._busy_since = None
+            commands.append(self._next_command())
+            self._busy_since = self._clock()
         while not self._mailbox.empty():
             commands.append(self._mailbox.get())
         return commands
+
+    def _next_command(self) -> _Command:
+        """Waits for it; sleeps after long waiting."""
+        if self._sleep_s is not None:
+            try:
+                return self._mailbox.get(timeout=self._sleep_s)
+            except queue.Empty:
+                self._sleep()
+        command = self._mailbox.get()
+        if self.sleeping:
+            self.sleeping = False
+            self._call(self.woke.set)
+        return command
+
+    def _sleep(self) -> None:
+        """The index goes with the memory; what it named may be found in the store."""
+        self._flush(unwanted=lambda: not self._mailbox.empty())
+        if not self._mailbox.empty():
+            return
+        self._scheduler.drop_idle()
+        self._executor.release()
+        self._load = self._scheduler.load()
+        self.sleeping = True
+        changes = self._changes.copy()
+        self._changes.clear()
+        self._call(lambda: self._deliver([], changes))
 
     def _apply(self, command: _Add | _Abort) -> _Events:
         if isinstance(command, _Abort):
             return list(self._scheduler.abort(command.request_id, command.asked_at))
         try:
-            self._scheduler.add(command.request, command.submitted)
+            return list(self._scheduler.add(command.request, command.submitted))
         except ApiError as refusal:
             return [(command.request.request_id, refusal)]
-        return []
 
     def _emit(self, events: _Events) -> None:
         """Changes of the index ride along: the event loop is not woken for them alone."""
@@ -258,9 +354,11 @@ class EngineLoop:
             generation.push(item)
             if generation.ended:
                 del self._generations[request_id]
+                self._rehearsals.discard(request_id)
 
     def _fail(self) -> None:
         for generation in self._generations.values():
             generation.push(Delta((), Finish.ERROR))
         self._generations.clear()
+        self._rehearsals.clear()
         self.failed.set()

@@ -50,6 +50,7 @@ def _blocks(report: NodeReport, gauges: Gauges) -> Iterator[Metric]:
         blocks.add_metric([state], max(0, count))
     yield blocks
     yield _counter("engine_kv_blocks_reused", "Blocks that a sequence found computed", gauges.blocks_reused)
+    yield _counter("engine_kv_blocks_loaded", "Of the reused those read from the KV store", gauges.blocks_loaded)
     yield _counter("engine_kv_blocks_computed", "Blocks that a sequence had to compute", gauges.blocks_computed)
     yield _gauge("engine_kv_reuse_ratio", "KVR: reused blocks of all that were reused or computed", gauges.kvr)
 

@@ -14,14 +14,19 @@ from engine.loop import EngineLoop
 from engine.step import BLOCK_TOKENS
 
 STALL_S = 30.0
-"""A step that takes longer has hung: the node is not alive, whatever else it answers."""
+"""An engine that gets nothing done for longer has hung: the node is not alive, whatever else it answers."""
+
+
+RETRY_MS = 1000
+"""When to ask a node again that starts or ends; another one can be asked at once."""
 
 
 class Node:
     """Answers from the first moment on; generates once `attach` gave it an engine and `ready` was called."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, stall_s: float = STALL_S) -> None:
         self.model = model
+        self._stall_s = stall_s
         self._state = NodeState.STARTING
         self._engine: EngineLoop | None = None
         self._chat: Chat | None = None
@@ -49,7 +54,7 @@ class Node:
     @property
     def alive(self) -> bool:
         """Whether steps go on, as far as there are any."""
-        stalled = self._engine is not None and self._engine.stalled_s() > STALL_S
+        stalled = self._engine is not None and self._engine.stalled_s() > self._stall_s
         return self.state is not NodeState.FAILED and not stalled
 
     def chat(self) -> Chat:
@@ -59,7 +64,8 @@ class Node:
                 503,
                 f"This node is {self.state}: try again shortly, or on another node.",
                 code=f"node_{self.state}",
-                headers=((b"retry-after", b"1"),),
+                headers=((b"retry-after-ms", b"%d" % RETRY_MS), (b"retry-after", b"1")),
+                recovery={"retry_after_ms": RETRY_MS},
             )
         return self._chat
 
@@ -106,9 +112,11 @@ class Node:
             **asdict(self.report(handling_s)),
             "aborts": gauges.aborts,
             "abort_steps_max": gauges.abort_steps_max,
+            "sleeping": engine is not None and engine.sleeping,
             "stalled_s": round(engine.stalled_s(), 3) if engine else 0.0,
             "preemptions": gauges.preemptions,
             "kv_blocks_reused": gauges.blocks_reused,
+            "kv_blocks_loaded": gauges.blocks_loaded,
             "kv_blocks_computed": gauges.blocks_computed,
             "kvr": round(gauges.kvr, 4),
             "prefilled_tokens": gauges.prefilled,

@@ -13,16 +13,19 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from edgeproxy.protocol.node.blocks import BlockChange
+from edgeproxy.protocol.openai.errors import ApiError
 from engine import admission
 from engine.executor.base import Limits
+from engine.fairness import Shares
 from engine.gauges import Gauges
 from engine.kv import IntegrityError
+from engine.load import Load
 from engine.sequence import Delta, GenerationRequest, Phase, Sequence, Timing
 from engine.step import BLOCK_TOKENS, Finish, Row, RowResult, StepPlan, StepResult
-from engine.tables import Tables
+from engine.tables import Tables, Tier
+from engine.waiting import Waiting, prefill_order, rank_of
 
 QUANTUM_S = 0.010
 """About how long the prefill of one step may take: nobody who decodes waits longer for others' prompts."""
@@ -31,31 +34,11 @@ LEAST_CHUNK = 3 * BLOCK_TOKENS
 measured on small chunks would make them smaller still."""
 PRIORITY_S = 1.0
 """A request of one priority less waits as if it had come so much later: so it waits, but never for ever."""
-OLDEST_EVERY = 4
-"""Of so many steps one gives its prefill to the oldest first, the others to the shortest."""
 
 Events = list[tuple[str, Delta]]
 """Request id and what happened to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A snapshot for reports."""
-
-    running: int
-    waiting: int
-    waiting_prefill_tokens: int
-    """Prompt tokens that no plan names yet, of running and waiting sequences."""
-    blocks_free: int
-    """Blocks without content that are promised to nobody."""
-    blocks_evictable: int
-    """Blocks with content that nobody holds and nobody will need, as far as is known."""
-    step: int
-
-    @property
-    def blocks_spare(self) -> int:
-        """What a new request can have."""
-        return self.blocks_free + self.blocks_evictable
+Refusals = list[tuple[str, ApiError]]
+"""Requests that waited and are refused after all."""
 
 
 def _unheard(_: BlockChange) -> None: ...
@@ -71,8 +54,12 @@ class Scheduler:
         mode: admission.Mode = admission.Mode.GUARANTEE,
         quantum_s: float = QUANTUM_S,
         changed: Callable[[BlockChange], None] = _unheard,
+        tier: Tier | None = None,
     ) -> None:
-        """changed: called when a prefix becomes or is no longer one that can be reused."""
+        """changed: called when a prefix becomes or is no longer one that can be reused.
+
+        tier: where blocks are looked for that the pool has given up.
+        """
         if not 0 < limits.slots <= limits.step_tokens:
             raise ValueError(f"{limits.slots} slots need as many step tokens, {limits.step_tokens} given")
         self._limits = limits
@@ -80,13 +67,14 @@ class Scheduler:
         self._queue = queue
         self._mode = mode
         self._quantum_s = quantum_s
-        self._tables = Tables(limits.blocks, gauges, changed)
+        self._tables = Tables(limits.blocks, gauges, changed, tier)
         self._slots = list(reversed(range(limits.slots)))
         self._sequences: dict[str, Sequence] = {}
         """Those that have not ended, in order of arrival."""
-        self._waiting: list[Sequence] = []
-        """By rank, as are the running ones."""
+        self._shares = Shares()
+        self._waiting = Waiting(self._shares)
         self._running: list[Sequence] = []
+        """By rank."""
         self._leaving: list[Sequence] = []
         self._submitted: deque[tuple[StepPlan, list[Sequence]]] = deque()
         self._arrivals = 0
@@ -108,31 +96,52 @@ class Scheduler:
 
     def load(self) -> Load:
         spare, free = self._tables.spare, self._tables.free
+        running, waiting = len(self._running), len(self._sequences) - len(self._running)
+        if self.rehearsing:
+            running, waiting = 0, sum(not sequence.request.rehearsal for sequence in self._sequences.values())
         return Load(
-            running=len(self._running),
-            waiting=len(self._sequences) - len(self._running),
+            running=running,
+            waiting=waiting,
             waiting_prefill_tokens=sum(left.prompt_left for left in self._sequences.values() if left.prefills),
             blocks_free=free,
             blocks_evictable=spare - free,
             step=self._step,
         )
 
-    def add(self, request: GenerationRequest, submitted: float) -> None:
-        """Queues a request. Raises ApiError where it will never fit (400) or the queue is full (429)."""
+    @property
+    def rehearsing(self) -> bool:
+        """Whether all that runs is a rehearsal."""
+        return bool(self._running) and all(sequence.request.rehearsal for sequence in self._running)
+
+    def add(self, request: GenerationRequest, submitted: float) -> Refusals:
+        """Queues a request. Raises ApiError where it will never fit (400), or is too late or the queue full (429).
+
+        Where the queue is full of requests of one tenant, the last of them is refused in its place, and returned.
+        """
         if request.request_id in self._sequences or not request.prompt or request.max_tokens < 1:
             raise ValueError(f"request {request.request_id} is a duplicate or empty")
         admission.check_fits(request, self._limits)
         rank = (submitted + request.priority * PRIORITY_S, self._arrivals)
         sequence = Sequence(request, submitted, rank)
         must_wait = self._waiting or not self._can_start(sequence)
+        if request.within_s is not None:
+            self._check_in_time(sequence, request.within_s, bool(must_wait))
+        refused: Refusals = []
         if must_wait and len(self._waiting) >= self._queue:
-            raise admission.refusal(request, self._blocks_to_spare(), self._expected_wait_s())
-        if self.idle:
+            refusal = admission.refusal(request, self._blocks_to_spare(), self._expected_wait_s())
+            out = self._waiting.crowding_out(request.salt)
+            if out is None:
+                raise refusal
+            self._end(out, Delta((), Finish.ABORT))
+            refused.append((out.request.request_id, refusal))
+        if self.idle and not request.rehearsal:
             self._woken = submitted
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
-        insort(self._waiting, sequence, key=_rank)
+        self._shares.came(request.salt)
+        self._waiting.put(sequence)
         self._start_waiting()
+        return refused
 
     def abort(self, request_id: str, asked_at: int) -> Events:
         """Ends a request, if it has not ended. asked_at: the step counter when its end was asked for."""
@@ -156,14 +165,8 @@ class Scheduler:
             if sequence.decodes and (sequence.has_room or self._grow(sequence)):
                 rows.append(self._row(sequence, ()))
                 named.append(sequence)
-        budget = min(self._limits.step_tokens - len(rows), self._prefill_tokens())
-        for sequence in self._prefills():
-            if budget <= 0:
-                break
-            tokens = self._chunk(sequence, budget)
-            rows.append(self._row(sequence, tokens))
-            named.append(sequence)
-            budget -= len(tokens)
+        while self._plan_prefill(rows, named) and not rows:
+            pass
         if not rows:
             return None
         self._step += 1
@@ -179,7 +182,7 @@ class Scheduler:
         if result.step != plan.step or [row.slot for row in result.rows] != [row.slot for row in plan.rows]:
             raise RuntimeError(f"the executor answered step {plan.step} with another's rows ({result.step})")
         self._completed = plan.step
-        self._clocked(plan, result)
+        self._clocked(plan, sequences, result)
         events: Events = []
         for sequence, ran, row in zip(sequences, plan.rows, result.rows, strict=True):
             if sequence.started is None:
@@ -206,6 +209,14 @@ class Scheduler:
         if self._tables.spare < 0:
             raise IntegrityError(f"{-self._tables.spare} more blocks are promised than there are")
 
+    def drop_idle(self) -> None:
+        """The content of all blocks that nobody holds is lost."""
+        self._tables.drop()
+
+    def idle_blocks(self) -> list[tuple[bytes, int]]:
+        """Name and block of what a second tier may keep, the least recently used first."""
+        return self._tables.idle()
+
     # What waits.
 
     def _can_start(self, sequence: Sequence) -> bool:
@@ -218,13 +229,28 @@ class Scheduler:
         return admission.blocks_needed(sequence.request, self._mode, len(sequence.tokens))
 
     def _start_waiting(self) -> None:
-        """By rank, without overtaking: a large request at the head waits, but never for ever."""
-        while self._waiting and self._can_start(self._waiting[0]):
-            sequence = self._waiting.pop(0)
+        """Without overtaking: a large request whose turn it is waits, but never for ever."""
+        while self._waiting and self._slots and self._can_start(sequence := self._waiting.next()):
+            self._waiting.remove(sequence)
             sequence.phase = Phase.RUNNING
             sequence.slot = self._slots.pop()
             self._tables.open(sequence, self._needed(sequence))
-            insort(self._running, sequence, key=_rank)
+            if not sequence.charged:
+                sequence.charged = True
+                self._shares.prefilled(sequence.request.salt, sequence.prompt_left)
+            insort(self._running, sequence, key=rank_of)
+
+    def _check_in_time(self, sequence: Sequence, within_s: float, must_wait: bool) -> None:
+        """Raises ApiError where the first token will not come in time, as far as is known."""
+        rate = self._gauges.prefill_tokens_per_s
+        if not rate:
+            return
+        own = sequence.prefill - self._tables.known(sequence)
+        before = sum(left for other in self._sequences.values() if (left := other.prompt_left) <= own)
+        wait_s = (self._expected_wait_s() if must_wait else 0.0) + before / rate
+        expected_s = wait_s + own / rate
+        if expected_s > within_s:
+            raise admission.too_late(within_s, expected_s, wait_s)
 
     def _blocks_to_spare(self) -> int:
         return self._tables.spare - sum(self._needed(sequence) for sequence in self._waiting)
@@ -253,24 +279,30 @@ class Scheduler:
     def _prefill_tokens(self) -> int:
         """What runs alone holds nobody up but who comes meanwhile."""
         rate = self._gauges.prefill_tokens_per_s
-        if not rate or (len(self._running) == 1 and not self._waiting):
+        alone = len(self._running) == 1 and not self._waiting and not self._running[0].request.rehearsal
+        if not rate or alone:
             return self._limits.step_tokens
         return max(LEAST_CHUNK, int(rate * self._quantum_s))
 
-    def _prefills(self) -> list[Sequence]:
-        """In the order in which they share the budget: of the best priority the one with least to do, or the oldest."""
-        found = [sequence for sequence in self._running if sequence.prefills]
-        if len(found) < 2:
-            return found
-        oldest = found[0]
-        found.sort(key=_shortness)
-        if self._step % OLDEST_EVERY == 0:
-            found.remove(oldest)
-            found.insert(0, oldest)
-        return found
+    def _plan_prefill(self, rows: list[Row], named: list[Sequence]) -> bool:
+        """Adds chunks to a plan. True where a sequence sat it out, since more of it can be loaded than one plan may."""
+        self._tables.begin_plan()
+        budget = min(self._limits.step_tokens - len(rows), self._prefill_tokens())
+        loading = False
+        for sequence in prefill_order(self._running, self._step):
+            if budget <= 0:
+                break
+            self._tables.reuse(sequence)
+            if self._tables.load(sequence):
+                loading = True
+                continue
+            tokens = self._chunk(sequence, budget)
+            rows.append(self._row(sequence, tokens))
+            named.append(sequence)
+            budget -= len(tokens)
+        return loading
 
     def _chunk(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        self._tables.reuse(sequence)
         start = sequence.planned
         end = min(sequence.prefill, start + most)
         if not self._tables.grow(sequence, end):
@@ -282,6 +314,8 @@ class Scheduler:
         sequence.planned += len(tokens) or 1
         sample = sequence.planned >= sequence.prefill
         sequence.sampling += sample
+        if sample:
+            self._shares.decoded(sequence.request.salt, 1)
         if sequence.opened:
             return Row(sequence.slot, start, tokens, sequence.blocks, sample)
         sequence.opened = True
@@ -289,9 +323,12 @@ class Scheduler:
         history = tuple(sequence.tokens) if opens.penalises else ()
         return Row(sequence.slot, start, tokens, sequence.blocks, sample, opens, history)
 
-    def _clocked(self, plan: StepPlan, result: StepResult) -> None:
-        self._gauges.stepped(plan, result)
-        if self._woken is None:
+    def _clocked(self, plan: StepPlan, sequences: list[Sequence], result: StepResult) -> None:
+        rehearsed = all(sequence.request.rehearsal for sequence in sequences)
+        self._gauges.stepped(plan, result, rehearsed=rehearsed)
+        if rehearsed:
+            pass
+        elif self._woken is None:
             self._gauges.gap.observe(result.started - self._last_ended)
             self._gauges.utilisation.busy_s += max(0.0, result.ended - self._last_ended)
         else:
@@ -320,6 +357,7 @@ class Scheduler:
     def _end(self, sequence: Sequence, delta: Delta) -> Delta:
         sequence.finish = delta.finish
         del self._sequences[sequence.request.request_id]
+        self._shares.went(sequence.request.salt)
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
             self._freed(sequence)
@@ -341,18 +379,10 @@ class Scheduler:
             self._slots.append(sequence.slot)
             if sequence.finish is None:
                 sequence.restart()
-                insort(self._waiting, sequence, key=_rank)
+                self._waiting.put(sequence)
             else:
                 self._freed(sequence)
 
     def _freed(self, sequence: Sequence) -> None:
-        if sequence.aborted_at is not None:
+        if sequence.aborted_at is not None and not sequence.request.rehearsal:
             self._gauges.freed(self._step - sequence.aborted_at)
-
-
-def _rank(sequence: Sequence) -> tuple[float, int]:
-    return sequence.rank
-
-
-def _shortness(sequence: Sequence) -> tuple[int, int, tuple[float, int]]:
-    return sequence.request.priority, sequence.prompt_left, sequence.rank

@@ -24,6 +24,10 @@ class GenerationRequest:
     """Only requests of the same salt share KV: a secret's function of the tenant."""
     priority: int = 0
     """Lower runs earlier."""
+    within_s: float | None = None
+    """Where set, the request is to be refused if its first token will not come within so long."""
+    rehearsal: bool = False
+    """Nobody waits for it: it is not counted, and what it computes is not found by others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,12 @@ class Sequence:
     """All that are known: the prompt and what was sampled."""
     links: list[Link] = field(default_factory=list)
     """Of the full blocks of `tokens`, as far as they were needed."""
+    names: list[bytes] = field(default_factory=list)
+    """Of the same, where there is a second tier."""
     blocks: tuple[int, ...] = ()
     """Physical blocks of positions [0, planned)."""
+    charged: bool = False
+    """Its tenant's share knows of its prompt."""
     promised: int = 0
     """Blocks that it may still take, whatever others do."""
     registered: int = 0

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine import startup
+from engine.admission import Mode
 from engine.api import NodeApp
 from engine.chat import Chat
 from engine.hosts import Hosts, is_loopback
-from engine.loop import EngineLoop
-from engine.node import Node
+from engine.loop import FLUSH_S, EngineLoop
+from engine.node import STALL_S, Node
+from engine.rehearsal import Rehearsal
+from engine.scheduler import QUANTUM_S
 from engine.startup import Start, StartError
 
 if TYPE_CHECKING:
     import uvicorn
+
+    from engine.executor.base import Executor
 
 
 FAILED_DRAIN_S = 1.0
@@ -29,6 +36,8 @@ SWITCH_S = 0.0005
 """How long the engine's thread waits for the interpreter while the event loop computes; Python's default is 5 ms."""
 QUIET_S = 1.0
 """How long connections wait for an answer while the node starts."""
+STALLED = 70
+"""Exit status of a process whose engine hangs: EX_SOFTWARE of sysexits(3)."""
 KEEP_ALIVE_S = 3600
 """Proxies keep warm connections to their nodes."""
 
@@ -41,6 +50,14 @@ class ServeOptions:
     """0: any free one."""
     queue: int = 64
     drain_s: float = 30.0
+    """For what runs when the node is told to end, and for the KV store to be written."""
+    quantum_s: float = QUANTUM_S
+    admission: Mode = Mode.GUARANTEE
+    kv_store: Path | None = None
+    kv_store_bytes: int = 1 << 30
+    sleep_s: float | None = None
+    stall_s: float = STALL_S
+    """Without progress for so long the node is not ready, for twice as long its process ends."""
     allow_hosts: tuple[str, ...] = ()
     token: str | None = None
 
@@ -67,7 +84,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 async def _serve(options: ServeOptions, start: Start) -> int:
     signals = _Signals()
-    node = Node(options.model_id)
+    node = Node(options.model_id, options.stall_s)
     token = options.token.encode() if options.token is not None else None
     app = NodeApp(node, Hosts(options.host, options.allow_hosts), token)
     listener = _bind(options.host, options.port)
@@ -75,13 +92,17 @@ async def _serve(options: ServeOptions, start: Start) -> int:
     ready = asyncio.Event()
     answering = asyncio.create_task(_answering(app, listener, ready))
     engine: EngineLoop | None = None
+    watch: asyncio.Task[None] | None = None
+    flush_s = min(FLUSH_S, options.drain_s / 2) if options.kv_store else 0.0
     try:
         await _first(_ended(start), signals.stop.wait())
         if signals.stop.is_set():
             return 0
         opened = start.result()
-        engine = EngineLoop(opened.executor, queue_length=options.queue)
+        engine = _engine(options, opened.executor)
         engine.start()
+        watch = asyncio.create_task(_end_if_stalled(engine, options.stall_s))
+        rehearsals = asyncio.create_task(_rehearse(Rehearsal(engine, opened.text), engine))
         node.attach(engine, Chat(engine, opened.text.tokenizer, opened.text.template))
         node.ready()
         ready.set()
@@ -90,16 +111,60 @@ async def _serve(options: ServeOptions, start: Start) -> int:
             print(residency, flush=True)
         await _first(signals.stop.wait(), engine.failed.wait())
         node.drain()
-        drain_s = FAILED_DRAIN_S if engine.failed.is_set() else options.drain_s
+        rehearsals.cancel()
+        drain_s = FAILED_DRAIN_S if engine.failed.is_set() else options.drain_s - flush_s
         with suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 await _first(app.quiet(), signals.hurry.wait())
         return 1 if engine.failed.is_set() else 0
     finally:
         if engine is not None:
-            engine.stop()
+            await asyncio.to_thread(engine.stop, flush_s)  # the event loop goes on watching it
+        if watch is not None:
+            watch.cancel()
         ready.set()
         await (await answering).shutdown([listener])
+
+
+def _engine(options: ServeOptions, executor: Executor) -> EngineLoop:
+    """Raises StartError."""
+    store = None
+    if options.kv_store is not None:
+        from engine.store import BlockStore, StoreError
+
+        try:
+            store = BlockStore(
+                options.kv_store,
+                options.kv_store_bytes,
+                numerics=executor.numerics,
+                block_bytes=executor.block_bytes,
+            )
+        except StoreError as error:
+            raise StartError(str(error)) from error
+    return EngineLoop(
+        executor,
+        queue_length=options.queue,
+        mode=options.admission,
+        quantum_s=options.quantum_s,
+        store=store,
+        sleep_s=options.sleep_s,
+    )
+
+
+async def _rehearse(rehearsal: Rehearsal, engine: EngineLoop) -> None:
+    """At the start, and again after each sleep."""
+    while True:
+        await rehearsal.run()
+        await engine.woke.wait()
+        engine.woke.clear()
+
+
+async def _end_if_stalled(engine: EngineLoop, stall_s: float) -> None:
+    """Ends the process, for its supervisor to start another: a thread that hangs in a kernel cannot be ended alone."""
+    while (stalled := engine.stalled_s()) < 2 * stall_s:  # noqa: ASYNC110 - state of another thread
+        await asyncio.sleep(max(stall_s / 4, 2 * stall_s - stalled) if stalled else stall_s / 2)
+    print(f"the engine got nothing done for {stalled:.0f} s: the process ends", file=sys.stderr, flush=True)
+    os._exit(STALLED)
 
 
 async def _ended(start: Start) -> None:

@@ -11,7 +11,7 @@ import orjson
 
 from edgeproxy.access.tenants import Tenant
 from edgeproxy.gateway.watch import ClientGone, Receive
-from edgeproxy.protocol.node.request import MAX_PRIORITY, Terms, budget_ms
+from edgeproxy.protocol.node.request import BUDGET_HEADER, MAX_PRIORITY, POLICY_HEADER, Terms, budget_ms, strict
 from edgeproxy.protocol.openai.errors import ApiError, invalid
 from edgeproxy.protocol.openai.headers import media_type
 
@@ -95,12 +95,14 @@ def parse_chat(body: bytes) -> ChatRequest:
     return ChatRequest(orjson.dumps(value), model, bool(stream), priority)
 
 
-def terms(tenant: Tenant, salt: bytes, priority: int | None, budget: bytes | None) -> Terms:
-    """What a native node is told of a request: its tenant's salt, and its priority as far as the tenant may have it.
+def terms(tenant: Tenant, salt: bytes, priority: int | None, fields: Fields) -> Terms:
+    """What a native node is told of a request: its tenant's salt, its priority as far as the tenant may have it, and
+    what the client says of its time.
 
     Raises ApiError 400.
     """
-    return Terms(salt, max(priority or 0, tenant.priority), budget_ms(budget))
+    budget, refused = budget_ms(fields.get(BUDGET_HEADER)), strict(fields.get(POLICY_HEADER))
+    return Terms(salt, max(priority or 0, tenant.priority), budget, refused)
 
 
 def _priority(value: object) -> int | None:

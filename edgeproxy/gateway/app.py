@@ -18,7 +18,6 @@ from edgeproxy.gateway.relay import Relay, Request
 from edgeproxy.gateway.route import Router, in_turn
 from edgeproxy.gateway.watch import ClientGone, Message, Receive, Send, Watch
 from edgeproxy.observe.log import Log
-from edgeproxy.protocol.node.request import BUDGET_HEADER
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import to_node
 from edgeproxy.upstream.node import Fleet, Node
@@ -111,8 +110,7 @@ class Gateway:
         call.disclose = may_see_details(scope, fields, tenant)
         request = await read_chat(fields, receive, self._limits.body_bytes)
         call.stream = request.stream
-        budget = fields.get(BUDGET_HEADER)
-        call.to_native = terms(tenant, self._salts.of(tenant.name), request.priority, budget).encode()
+        call.to_native = terms(tenant, self._salts.of(tenant.name), request.priority, fields).encode()
         now = monotonic()
         call.model, decision = self._router.route(request.model, tenant, now)
         with Watch(known, receive, answer.is_ended):

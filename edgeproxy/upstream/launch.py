@@ -27,6 +27,11 @@ STOP_S = 2.0
 """From SIGTERM to SIGKILL, all children at once."""
 _LINE_BYTES = 8 * 1024
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.5, 10.0
+_OPTIONS = (
+    *("threads", "kv_tokens", "arithmetic", "kv_dtype", "quantum_ms", "admission"),
+    *("kv_store", "kv_store_size", "sleep_after"),
+)
+"""Of `launch:`, in the words of `engine serve`."""
 _WELL_S = 30.0
 """A child that lived so long starts again without delay."""
 
@@ -235,14 +240,9 @@ def _engine(config: Config, node: NodeConfig, origin: Origin) -> Child:
         )
     arguments = [sys.executable, "-m", "engine", "serve", "--model", launch.source, "--model-id", node.models[0]]
     arguments += ["--host", origin.host, "--port", str(origin.port), "--exit-with-parent"]
-    if launch.threads is not None:
-        arguments += ["--threads", str(launch.threads)]
-    if launch.kv_tokens is not None:
-        arguments += ["--kv-tokens", str(launch.kv_tokens)]
-    if launch.arithmetic is not None:
-        arguments += ["--arithmetic", launch.arithmetic]
-    if launch.kv_dtype is not None:
-        arguments += ["--kv-dtype", launch.kv_dtype]
+    for option in _OPTIONS:
+        if (value := getattr(launch, option)) is not None:
+            arguments += ["--" + option.replace("_", "-"), str(value)]
     return Child(node.name, tuple(arguments))
 
 

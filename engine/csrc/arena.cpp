@@ -55,4 +55,9 @@ void Arena::expect_all_taken() const {
                                              std::to_string(piece.placement.copies));
 }
 
+void Arena::release() const {
+    memory_.release();
+    for (const Buffer<uint8_t>& piece : own_) piece.release();
+}
+
 }  // namespace edge

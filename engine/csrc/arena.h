@@ -37,6 +37,8 @@ class Arena {
 
     // Takes the page faults of these bytes now.
     void populate(const void* from, size_t nbytes) const { Buffer<uint8_t>::populate(from, nbytes); }
+    // Gives all pages back to the system: every piece is zero where it is next read.
+    void release() const;
     size_t size() const { return memory_.size(); }
 
   private:

@@ -188,6 +188,29 @@ class PyExecutor {
 
     std::vector<double> worker_seconds() const { return executor_.worker_seconds(); }
 
+    size_t block_bytes() const { return executor_.block_bytes(); }
+
+    nb::bytes read_block(nb::handle block) const {
+        return nb::bytes(executor_.block(u32(block, "block")), executor_.block_bytes());
+    }
+
+    void write_block(nb::handle block, nb::handle content) {
+        const uint32_t index = u32(block, "block");
+        Py_buffer view{};
+        if (PyObject_GetBuffer(content.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        const auto size = static_cast<size_t>(view.len);
+        const bool fits = size == executor_.block_bytes();
+        if (fits) executor_.write_block(index, view.buf);
+        PyBuffer_Release(&view);
+        if (!fits)
+            refuse("a block has " + std::to_string(executor_.block_bytes()) + " bytes, not " + std::to_string(size));
+    }
+
+    void release() {
+        nb::gil_scoped_release release;
+        executor_.release();
+    }
+
     void close() {
         nb::gil_scoped_release release;
         executor_.close();
@@ -366,6 +389,10 @@ NB_MODULE(_native, m) {
         .def("collect", &PyExecutor::collect)
         .def("logits", &PyExecutor::logits, "slot"_a)
         .def("worker_seconds", &PyExecutor::worker_seconds)
+        .def_prop_ro("block_bytes", &PyExecutor::block_bytes)
+        .def("read_block", &PyExecutor::read_block, "block"_a)
+        .def("write_block", &PyExecutor::write_block, "block"_a, "content"_a)
+        .def("release", &PyExecutor::release)
         .def("close", &PyExecutor::close);
 
     m.attr("PACKED_ALIGNMENT") = edge::kPackedAlignment;

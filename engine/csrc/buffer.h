@@ -50,6 +50,11 @@ class Buffer {
         ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
     }
 
+    // Gives the pages back to the system; what is read of them next is zero.
+    void release() const {
+        if (data_) ::madvise(data_, bytes(), MADV_DONTNEED);
+    }
+
     T* data() const { return data_; }
     size_t size() const { return count_; }
 

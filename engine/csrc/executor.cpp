@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #ifdef EDGE_X86
@@ -127,6 +128,28 @@ std::vector<double> Executor::worker_seconds() const {
     return seconds;
 }
 
+const void* Executor::block(uint32_t block) const {
+    check_usable();
+    if (block >= limits_.blocks)
+        throw std::invalid_argument("block " + std::to_string(block) + " is outside the pool of " +
+                                    std::to_string(limits_.blocks));
+    return forward_.block(block);
+}
+
+void Executor::write_block(uint32_t block, const void* content) {
+    std::memcpy(const_cast<void*>(this->block(block)), content, block_bytes());
+    want_blocks(block);
+}
+
+void Executor::release() {
+    check_usable();
+    if (sent_ != collected_) throw std::runtime_error("memory can be released only while no plan is submitted");
+    wanted_blocks_.store(0);
+    wanted_blocks_.notify_one();
+    for (uint32_t faulted; (faulted = faulted_blocks_.load()) != 0;) faulted_blocks_.wait(faulted);
+    forward_.release();
+}
+
 void Executor::close() {
     if (!threads_) return;
     if (::getpid() != owner_) {
@@ -216,13 +239,18 @@ void Executor::want_blocks(uint32_t last) {
 // The pool hands out its lowest blocks first: what lies behind the highest in use is what comes next.
 void Executor::fault_ahead() {
     if (!began()) return;
-    for (uint32_t done = 0;;) {
-        const uint32_t wanted = wanted_blocks_.load();
+    for (;;) {
+        const uint32_t wanted = wanted_blocks_.load(), done = faulted_blocks_.load();
         if (wanted == kNoMore) return;
-        if (done < wanted)
-            forward_.fault_block(done++);
-        else
+        if (done < wanted) {
+            forward_.fault_block(done);
+            faulted_blocks_.store(done + 1);
+        } else if (wanted == 0 && done != 0) {
+            faulted_blocks_.store(0);
+            faulted_blocks_.notify_one();
+        } else {
             wanted_blocks_.wait(wanted);
+        }
     }
 }
 

@@ -48,6 +48,14 @@ class Executor {
     const float* logits(uint32_t slot) const;
     // CPU time of each member of the team since it began, in seconds.
     std::vector<double> worker_seconds() const;
+    // Keys and values of all layers of a KV block [block_bytes]. No submitted plan may write the block while they are
+    // read, nor name it when they are written. Throws std::invalid_argument for a block outside the pool.
+    size_t block_bytes() const { return forward_.block_bytes(); }
+    const void* block(uint32_t block) const;
+    void write_block(uint32_t block, const void* content);
+    // Gives KV and activations back to the system, which gives zeros where they are next touched; logits are gone.
+    // Throws std::runtime_error while plans are out.
+    void release();
     // Waits for submitted plans and ends the threads. Idempotent.
     void close();
 
@@ -77,8 +85,9 @@ class Executor {
     std::atomic<uint32_t> begin_{0};      // a Begin
     std::atomic<uint32_t> submitted_{0};  // plans times two; odd once closing
     std::atomic<uint32_t> completed_{0};
-    std::atomic<uint32_t> wanted_blocks_;  // whose pages shall be there; kNoMore once closing
-    bool stopping_ = false;                // tells the workers; written before a barrier, read after it
+    std::atomic<uint32_t> wanted_blocks_;      // whose pages shall be there; kNoMore once closing
+    std::atomic<uint32_t> faulted_blocks_{0};  // whose pages are there, as far as that is done ahead of use
+    bool stopping_ = false;                    // tells the workers; written before a barrier, read after it
     const pid_t owner_;
     std::unique_ptr<std::vector<std::thread>> threads_;  // null once closed
 };

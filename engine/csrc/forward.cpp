@@ -114,6 +114,14 @@ Forward::Forward(const Model& model, const Kernels& kernels, const Limits& limit
     draw_slots_.reserve(most_draws);
 }
 
+void Forward::release() {
+    for (Slot& slot : slots_) {
+        slot.has_logits = false;
+        slot.seen.clear();
+    }
+    arena_.release();
+}
+
 bool Forward::prepare(Job& job) {
     job_ = &job;
     tokens_.clear();

@@ -32,6 +32,12 @@ class Forward {
     // Has the system give the block's pages now. On any thread, also while a batch runs.
     void fault_block(uint32_t block) const { arena_.populate(kv_ + block * kv_block_, kv_block_); }
 
+    // Gives memory back; KV and logits are lost. While nothing runs.
+    void release();
+
+    uint8_t* block(uint32_t block) const { return kv_ + block * kv_block_; }
+    size_t block_bytes() const { return kv_block_; }
+
     const float* logits(uint32_t slot) const { return logits_ + size_t{slot} * model_.config.vocab; }
     bool has_logits(uint32_t slot) const { return slots_[slot].has_logits; }
 

@@ -83,6 +83,33 @@ class Executor(ABC):
         """Of weights that are mapped; None where they are not."""
         return None
 
+    @property
+    @abstractmethod
+    def block_bytes(self) -> int:
+        """Of one KV block, as `read_block` gives it."""
+
+    @abstractmethod
+    def read_block(self, block: int) -> bytes:
+        """Keys and values of all positions of a block, in an order of the executor's own.
+
+        The steps that computed them are collected, and no submitted plan writes the block. Raises ValueError for a
+        block outside the pool.
+        """
+
+    @abstractmethod
+    def write_block(self, block: int, content: bytes | memoryview) -> None:
+        """Puts back what `read_block` of an executor with the same numerics gave; plans submitted later read it.
+
+        No submitted plan names the block. Raises ValueError for another number of bytes.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Gives the memory of KV and activations back to the system; the next step takes it again.
+
+        Nothing is submitted. What KV held is lost, and so are the slots' logits; weights stay mapped.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Waits for submitted plans, then releases threads and memory. Idempotent."""

@@ -60,6 +60,29 @@ class Llama:
         """Physical position = block * 16 + offset. NaN until written, so that reading too far shows."""
         self._values = torch.full(shape, math.nan, dtype=kv_dtype)
 
+    @property
+    def block_bytes(self) -> int:
+        return 2 * self._keys[:, :BLOCK_TOKENS].numel() * self._keys.element_size()
+
+    def forget(self) -> None:
+        """As if nothing had been written."""
+        self._keys.fill_(math.nan)
+        self._values.fill_(math.nan)
+
+    def read_block(self, block: int) -> bytes:
+        """Keys, then values, each [layers, 16, kv_heads, head_dim]."""
+        return b"".join(part.contiguous().numpy().tobytes() for part in self._parts(block))
+
+    def write_block(self, block: int, content: bytes | memoryview) -> None:
+        keys, values = self._parts(block)
+        dtype = np.dtype(str(keys.dtype).removeprefix("torch."))
+        found = torch.from_numpy(np.frombuffer(content, dtype).copy()).view(2, *keys.shape)
+        keys[:], values[:] = found
+
+    def _parts(self, block: int) -> tuple[Tensor, Tensor]:
+        positions = slice(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS)
+        return self._keys[:, positions], self._values[:, positions]
+
     def forward(self, rows: list[tuple[tuple[int, ...], int, tuple[int, ...]]]) -> Tensor:
         """Rows of (tokens, start, blocks) -> hidden states [all tokens, hidden], in the order of the rows."""
         tokens = torch.tensor([token for ids, _, _ in rows for token in ids])

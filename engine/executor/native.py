@@ -115,6 +115,20 @@ class NativeExecutor(Executor):
         """Includes the moments in which a thread waits for the others without sleeping, 20 us at most at a time."""
         return tuple(self._open().worker_seconds())
 
+    @property
+    def block_bytes(self) -> int:
+        return self._open().block_bytes
+
+    def read_block(self, block: int) -> bytes:
+        return self._open().read_block(block)
+
+    def write_block(self, block: int, content: bytes | memoryview) -> None:
+        self._open().write_block(block, content)
+
+    def release(self) -> None:
+        """Raises RuntimeError while a plan is submitted."""
+        self._open().release()
+
     def close(self) -> None:
         if self._native is not None:
             self._native.close()

@@ -111,6 +111,27 @@ class ReferenceExecutor(Executor):
             ).numpy()
         return logits
 
+    @property
+    def block_bytes(self) -> int:
+        return self._model.block_bytes
+
+    def read_block(self, block: int) -> bytes:
+        self._check_block(block)
+        return self._model.read_block(block)
+
+    def write_block(self, block: int, content: bytes | memoryview) -> None:
+        self._check_block(block)
+        if len(content) != self.block_bytes:
+            raise ValueError(f"a block has {self.block_bytes} bytes, not {len(content)}")
+        self._model.write_block(block, content)
+
+    def release(self) -> None:
+        if self._results:
+            raise RuntimeError("memory can be released only while no plan is submitted")
+        self._model.forget()
+        for slot in self._slots.values():
+            slot.logits = None
+
     def close(self) -> None:
         self._slots.clear()
         self._results.clear()
@@ -157,6 +178,10 @@ class ReferenceExecutor(Executor):
         written = [block for row in plan.rows for block in _written(row)]
         if len(set(written)) < len(written):
             raise ValueError(f"step {plan.step}: a block is written twice")
+
+    def _check_block(self, block: int) -> None:
+        if not 0 <= block < self._limits.blocks:
+            raise ValueError(f"block {block} is outside the pool of {self._limits.blocks}")
 
     def _problem(self, row: Row) -> str | None:
         limits, end = self._limits, row.start + row.count

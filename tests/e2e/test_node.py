@@ -222,8 +222,45 @@ def test_a_node_told_to_end_finishes_what_runs_and_takes_no_more() -> None:
             with pytest.raises(openai.InternalServerError) as refused:
                 client.chat.completions.create(model=MODEL, messages=CAPITAL)
             assert refused.value.code == "node_draining"
+            assert refused.value.response.headers["retry-after-ms"] == "1000"
             assert list(chunks)[-1].choices[0].finish_reason == "length"
         assert process.child.wait(PATIENCE_S) == 0
+
+
+def answer(process: Process) -> tuple[str, int]:
+    """To STORY: what it says, and how many tokens of the prompt were cached."""
+    with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+        said = client.chat.completions.create(model=MODEL, messages=STORY, temperature=0, max_tokens=24)
+    assert said.usage is not None
+    assert said.usage.prompt_tokens_details is not None
+    return said.choices[0].message.content or "", said.usage.prompt_tokens_details.cached_tokens or 0
+
+
+def test_a_node_told_to_end_keeps_what_it_computed_for_the_next(tmp_path: Path) -> None:
+    options = ("--kv-store", str(tmp_path / "kv"), "--kv-store-size", "32MiB")
+    found = []
+    for _ in range(2):
+        with started(*options) as process:
+            found.append(answer(process))
+            if not found[1:]:
+                pipe = subprocess.PIPE
+                with subprocess.Popen(process.child.args, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as second:
+                    assert second.stderr is not None
+                    assert "is in use by another node: give each its own --kv-store" in second.stderr.read()
+                    assert second.wait(PATIENCE_S) == 1
+            process.child.send_signal(signal.SIGTERM)
+            assert process.child.wait(PATIENCE_S) == 0
+    assert [cached for _, cached in found] == [0, 32]
+    assert found[0][0] == found[1][0]
+
+
+def test_a_node_that_nobody_asks_gives_its_memory_back_until_somebody_does() -> None:
+    with started("--sleep-after", "1") as process:
+        first = answer(process)
+        process.until(lambda status: bool(status["sleeping"]))
+        assert httpx.get(f"{process.url}/readyz").status_code == 200
+        assert process.status()["kv_blocks_free"] == process.status()["kv_blocks_total"]
+        assert answer(process) == first == (first[0], 0)
 
 
 def test_a_node_ends_with_its_parent() -> None:

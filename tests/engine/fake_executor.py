@@ -7,6 +7,7 @@ skipped or a table too short shows as a wrong token or raises, as does every bre
 
 from __future__ import annotations
 
+import struct
 import threading
 import zlib
 from array import array
@@ -48,6 +49,7 @@ def logprobs(token: int, top: int | None, vocab: int) -> tuple[Logprobs, ...]:
 
 Cell = tuple[int, int]
 """A token and a digest of all tokens up to it."""
+_CELL = struct.Struct("<qI")
 
 
 def written(row: Row) -> tuple[int, ...]:
@@ -79,6 +81,7 @@ class FakeExecutor(Executor):
     """The position whose logits are not finite."""
     plans: list[StepPlan] = field(default_factory=list)
     closed: bool = False
+    releases: int = 0
     submitted: deque[StepPlan] = field(default_factory=deque)
     _slots: dict[int, _Slot] = field(default_factory=dict)
     _kv: dict[tuple[int, int], Cell] = field(default_factory=dict)
@@ -115,6 +118,25 @@ class FakeExecutor(Executor):
 
     def logits(self, slot: int) -> array[float]:
         raise NotImplementedError
+
+    @property
+    def block_bytes(self) -> int:
+        return BLOCK_TOKENS * _CELL.size
+
+    def read_block(self, block: int) -> bytes:
+        assert block not in {own for plan in self.submitted for row in plan.rows for own in written(row)}
+        return b"".join(_CELL.pack(*self._kv[block, offset]) for offset in range(BLOCK_TOKENS))
+
+    def write_block(self, block: int, content: bytes | memoryview) -> None:
+        assert len(content) == self.block_bytes
+        assert block not in {named for plan in self.submitted for row in plan.rows for named in row.blocks}
+        for offset, found in enumerate(_CELL.iter_unpack(content)):
+            self._kv[block, offset] = found
+
+    def release(self) -> None:
+        assert not self.submitted
+        self._kv.clear()
+        self.releases += 1
 
     def close(self) -> None:
         self.closed = True

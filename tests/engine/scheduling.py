@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.admission import Mode
-from engine.executor.base import Limits
+from engine.executor.base import Executor, Limits
 from engine.gauges import Gauges
 from engine.scheduler import QUANTUM_S, Events, Scheduler
 from engine.sequence import Delta, GenerationRequest
@@ -18,6 +18,41 @@ LIMITS = Limits(slots=3, blocks=12, step_tokens=8, context=160, vocab=1000)
 
 
 @dataclass
+class DictTier:
+    """A second tier in memory, of `most` blocks; of what it holds every `loses`-th is found not to be sound."""
+
+    executor: Executor
+    most: int = 1000
+    loses: int = 0
+    contents: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
+    """By name: the block, and the salt of the sequence that computed it."""
+    salt_of: dict[int, bytes] = field(default_factory=dict)
+    """By block, as the bench has it."""
+    loaded: int = 0
+
+    def holds(self, name: bytes) -> bool:
+        return name in self.contents
+
+    def load(self, name: bytes, block: int) -> bool:
+        if name not in self.contents:  # gave way to what was evicted for `block`
+            return False
+        content, self.salt_of[block] = self.contents[name]
+        self.loaded += 1
+        if self.loses and self.loaded % self.loses == 0:
+            del self.contents[name]
+            return False
+        self.executor.write_block(block, content)
+        return True
+
+    def evicted(self, name: bytes, block: int) -> None:
+        content = self.executor.read_block(block), self.salt_of[block]
+        assert self.contents.get(name, content) == content, "a name stands for one content"
+        self.contents[name] = content
+        while len(self.contents) > self.most:
+            del self.contents[next(iter(self.contents))]
+
+
+@dataclass
 class Bench:
     limits: Limits = LIMITS
     queue: int = 64
@@ -25,15 +60,28 @@ class Bench:
     quantum_s: float = QUANTUM_S
     gauges: Gauges = field(default_factory=Gauges)
     deltas: defaultdict[str, list[Delta]] = field(default_factory=lambda: defaultdict(list))
+    refused: list[str] = field(default_factory=list)
+    """Requests that had to make room in the queue."""
     now: float = 0.0
+    tier: DictTier | None = None
+    """Its executor is put in."""
 
     def __post_init__(self) -> None:
         self.executor = FakeExecutor(built_for=self.limits, clock=self.tick)
-        self.scheduler = Scheduler(self.limits, self.gauges, queue=self.queue, mode=self.mode, quantum_s=self.quantum_s)
+        self._salt_of: dict[int, bytes] = {}
+        if self.tier is not None:
+            self.tier.executor, self.tier.salt_of = self.executor, self._salt_of
+        self.scheduler = Scheduler(
+            self.limits,
+            self.gauges,
+            queue=self.queue,
+            mode=self.mode,
+            quantum_s=self.quantum_s,
+            tier=self.tier,
+        )
         self.requests: dict[str, GenerationRequest] = {}
         self._by_seed: dict[int, GenerationRequest] = {}
         self._in_slot: dict[int, GenerationRequest] = {}
-        self._salt_of: dict[int, bytes] = {}
 
     def tick(self) -> float:
         self.now += 1
@@ -47,13 +95,17 @@ class Bench:
         stop_ids: tuple[int, ...] = (),
         salt: bytes = b"",
         priority: int = 0,
+        within_s: float | None = None,
     ) -> GenerationRequest:
         """prompt: its tokens, or how many: then they are of its own."""
         if isinstance(prompt, int):
             prompt = [(ord(name[0]) * 31 + i) % 1000 for i in range(prompt)]
         sampling = Sampling(seed=len(self._by_seed), stop_ids=stop_ids, presence=0.5, first=len(prompt))
-        request = GenerationRequest(name, tuple(prompt), sampling, max_tokens, salt, priority)
-        self.scheduler.add(request, self.now)
+        request = GenerationRequest(name, tuple(prompt), sampling, max_tokens, salt, priority, within_s)
+        for other, _ in self.scheduler.add(request, self.now):
+            assert not self.deltas[other], "who is told to go has not begun"
+            del self.requests[other]
+            self.refused.append(other)
         self.requests[name] = self._by_seed[sampling.seed] = request
         return request
 

@@ -17,7 +17,7 @@ from engine.executor.base import Limits
 from engine.hosts import Hosts
 from engine.http import Message
 from engine.loop import EngineLoop
-from engine.node import Node
+from engine.node import STALL_S, Node
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from tests.engine.fake_executor import FakeExecutor, Script
@@ -59,11 +59,12 @@ async def serving(
     queue_length: int = 64,
     token: bytes | None = None,
     limits: ApiLimits | None = None,
+    stall_s: float = STALL_S,
 ) -> AsyncIterator[Served]:
     engine = EngineLoop(executor, queue_length=queue_length)
     engine.start()
     chat = Chat(engine, tokenizer, template)
-    node = Node(MODEL)
+    node = Node(MODEL, stall_s)
     node.attach(engine, chat)
     node.ready()
     try:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -272,6 +273,38 @@ async def test_a_request_that_never_fits_and_one_that_finds_the_queue_full(
         assert int(call.headers[b"retry-after-ms"]) == error["recovery"]["retry_after_ms"]
         running.leave()
         await until(lambda: running.ended, gate)
+
+
+async def test_a_budget_that_cannot_be_met_is_a_refusal_for_who_asked_to_be_told(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    slow = itertools.count()
+    fake = FakeExecutor(says(tokenizer, TEXT), LIMITS, clock=lambda: float(next(slow)))  # a step takes a second
+    async with serving(fake, tokenizer, chat_template) as served:
+        assert (await chat_call(served.app, content="one").done()).status == 200
+        budget = [(b"x-latency-budget-ms", b"1")]
+        assert (await chat_call(served.app, content="two", headers=budget).done()).status == 200
+        refuse = [*budget, (b"x-latency-policy", b"refuse")]
+        call = await chat_call(served.app, content="three", headers=refuse).done()
+        assert (call.status, call.json()["error"]["code"]) == (429, "latency_budget_exceeded")
+        assert call.json()["error"]["recovery"]["expected_ms"] > 1
+        assert served.engine.live == 0
+
+
+async def test_a_node_that_gets_nothing_done_is_neither_alive_nor_ready(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    gate = threading.Semaphore(0)
+    async with serving(executor(tokenizer, gate=gate), tokenizer, chat_template, stall_s=0.01) as served:
+        assert (await Call(served.app, "GET", "/readyz").done()).status == 200
+        call = chat_call(served.app)
+        await until(lambda: served.engine.stalled_s() > 0.01)
+        for path in ("/readyz", "/healthz"):
+            assert (await Call(served.app, "GET", path).done()).status == 503
+        gate.release(100)
+        assert (await call.done()).status == 200
+        await until(lambda: served.engine.stalled_s() == 0)
+        assert (await Call(served.app, "GET", "/readyz").done()).status == 200
 
 
 async def test_a_failing_engine_is_an_error_before_content_and_an_event_after(

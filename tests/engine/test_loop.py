@@ -25,9 +25,12 @@ def request(name: str, prompt: int = 10, max_tokens: int = 5) -> GenerationReque
 
 @asynccontextmanager
 async def running(
-    executor: FakeExecutor, queue_length: int = 64, mode: Mode = Mode.GUARANTEE
+    executor: FakeExecutor,
+    queue_length: int = 64,
+    mode: Mode = Mode.GUARANTEE,
+    sleep_s: float | None = None,
 ) -> AsyncIterator[EngineLoop]:
-    loop = EngineLoop(executor, queue_length=queue_length, mode=mode, clock=time.monotonic)
+    loop = EngineLoop(executor, queue_length=queue_length, mode=mode, sleep_s=sleep_s, clock=time.monotonic)
     loop.start()
     try:
         yield loop

@@ -14,8 +14,11 @@ from engine.gauges import Gauges
 from engine.scheduler import Scheduler
 from engine.sequence import GenerationRequest
 from engine.step import Sampling
+from engine.store import BlockStore
+from engine.tables import Tier
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from engine.tier import StoreTier
 
 pytest.importorskip("engine._native", reason="the native executor is not built")
 
@@ -35,12 +38,15 @@ class Engine:
     mode: Mode = Mode.GUARANTEE
     gauges: Gauges = field(default_factory=Gauges)
     quantum_s: float = 1e6
+    tier: Tier | None = None
 
     def __post_init__(self) -> None:
         limits = self.executor.limits
         blocks = min(self.blocks, limits.blocks)
         bounded = Limits(limits.slots, blocks, limits.step_tokens, limits.context, limits.vocab)
-        self.scheduler = Scheduler(bounded, self.gauges, queue=64, mode=self.mode, quantum_s=self.quantum_s)
+        self.scheduler = Scheduler(
+            bounded, self.gauges, queue=64, mode=self.mode, quantum_s=self.quantum_s, tier=self.tier
+        )
         self.cached: dict[str, int] = {}
 
     def run(self, *requests: GenerationRequest) -> list[tuple[int, ...]]:
@@ -108,6 +114,26 @@ def test_a_hit_among_others_and_in_small_chunks_is_the_same(real: Executor, prom
     assert engine.cached["again"] > 0
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_a_hit_from_the_store_of_a_node_before_is_a_miss_bit_for_bit(
+    real: Executor, model_path: Path, prompt: tuple[int, ...], sampling: Sampling, tmp_path: Path
+) -> None:
+    found = []
+    for number in range(2):
+        executor = make_native(model_path, slots=1, blocks=24, context=384, step_tokens=64)
+        sizes = {"numerics": executor.numerics, "block_bytes": executor.block_bytes}
+        store = BlockStore(tmp_path / "kv", 40 << 20, **sizes)  # type: ignore[arg-type]
+        tier = StoreTier(executor, store)
+        engine = Engine(executor, tier=tier)
+        tokens = engine.run(request("a", prompt, sampling, 20))
+        found.append((tokens, executor.logits(0).tobytes()))
+        assert engine.cached["a"] == number * ((len(prompt) - 1) // 16 * 16)
+        tier.flush(engine.scheduler.idle_blocks(), 10, lambda: 0.0)
+        store.close(60)
+        executor.close()
+    assert found[0] == found[1]
+
+
 def test_a_preempted_sequence_of_the_real_model_is_the_same(real: Executor, prompt: tuple[int, ...]) -> None:
     requests = [request(f"{n}", prompt[: 30 + n], Sampling(seed=n, temperature=0.8), 60) for n in range(2)]
     alone = [Engine(real).run(each)[0] for each in requests]
@@ -116,10 +142,16 @@ def test_a_preempted_sequence_of_the_real_model_is_the_same(real: Executor, prom
     assert engine.gauges.preemptions > 0
 
 
-def test_much_preemption_changes_nothing(tiny_path: Path) -> None:
+@pytest.mark.parametrize(
+    "penalties", [{}, {"repetition": 1.3, "frequency": 0.4, "presence": 0.2}], ids=["", "penalties"]
+)
+def test_much_preemption_changes_nothing(tiny_path: Path, penalties: dict[str, float]) -> None:
     executor = make_native(tiny_path, slots=6, blocks=80, context=256, step_tokens=32)
     prompts = [tuple((7 * i + n // 2 * 31) % executor.limits.vocab for i in range(20 + 5 * n)) for n in range(10)]
-    requests = [request(f"{n}", prompts[n], Sampling(seed=n), 100) for n in range(10)]
+    requests = [
+        request(f"{n}", prompt, Sampling(seed=n, first=len(prompt), **penalties), 100)  # type: ignore[arg-type]
+        for n, prompt in enumerate(prompts)
+    ]
     alone = [Engine(executor).run(each)[0] for each in requests]
     engine = Engine(executor, blocks=12, mode=Mode.OPTIMISTIC)
     assert engine.run(*requests) == alone

@@ -10,8 +10,9 @@ from edgeproxy.protocol.openai.errors import ApiError
 from engine.admission import Mode
 from engine.executor.base import Limits
 from engine.gauges import Gauges
-from engine.scheduler import LEAST_CHUNK, OLDEST_EVERY, PRIORITY_S, Scheduler
+from engine.scheduler import LEAST_CHUNK, PRIORITY_S, Scheduler
 from engine.step import Finish
+from engine.waiting import OLDEST_EVERY
 from tests.engine.fake_executor import expected
 from tests.engine.scheduling import LIMITS, Bench
 

@@ -11,8 +11,8 @@ from edgeproxy.protocol.openai.errors import ApiError
 from engine.admission import Mode
 from engine.executor.base import Limits
 from engine.step import Finish
-from tests.engine.fake_executor import expected
-from tests.engine.scheduling import Bench
+from tests.engine.fake_executor import FakeExecutor, expected
+from tests.engine.scheduling import Bench, DictTier
 
 QUEUE = 6
 SHARED = [[(family * 7 + i) % 1000 for i in range(80)] for family in range(3)]
@@ -30,10 +30,15 @@ class Requests(RuleBasedStateMachine):
         blocks=st.integers(1, 14),
         step_tokens=st.sampled_from([5, 16, 40]),
         stop_every=st.integers(1, 8),
+        tier=st.sampled_from([None, 3, 20, 1000]),
+        loses=st.integers(0, 3),
     )
-    def begin(self, mode: Mode, slots: int, blocks: int, step_tokens: int, stop_every: int) -> None:
+    def begin(
+        self, mode: Mode, slots: int, blocks: int, step_tokens: int, stop_every: int, tier: int | None, loses: int
+    ) -> None:
         limits = Limits(slots=slots, blocks=blocks, step_tokens=step_tokens, context=170, vocab=1000)
-        self.bench = Bench(limits, queue=QUEUE, mode=mode, quantum_s=1e6)
+        second = DictTier(FakeExecutor(), tier, loses) if tier is not None else None
+        self.bench = Bench(limits, queue=QUEUE, mode=mode, quantum_s=1e6, tier=second)
         self.stop_ids = tuple(range(0, 1000, stop_every * 15))
 
     @rule(
@@ -107,7 +112,7 @@ class Requests(RuleBasedStateMachine):
 
     def _add(self, prompt: list[int], max_tokens: int, salt: bytes, priority: int) -> None:
         load = self.bench.scheduler.load()
-        name = f"{len(self.bench.requests)}"
+        name = f"{len(self.bench.requests) + len(self.bench.refused)}"
         try:
             self.bench.add(name, prompt, max_tokens, self.stop_ids, salt, priority)
         except ApiError as refusal:

@@ -93,8 +93,11 @@ async def test_a_tenant_of_low_priority_has_it_without_asking(
 async def test_a_latency_budget_is_passed_on_and_a_wrong_one_refused(tmp_path: Path) -> None:
     async with edge(tmp_path) as e:
         assert told(await send(e, headers={"x-latency-budget-ms": "150"})).budget_ms == 150
-        refused = await ask(e.app, chat("ok"), headers={"x-latency-budget-ms": "soon"})
-        assert (refused.status, refused.error["param"]) == (400, "x-latency-budget-ms")
+        strict = {"x-latency-budget-ms": "150", "x-latency-policy": "refuse"}
+        assert told(await send(e, headers=strict)).within_s == 0.15
+        for field in strict:
+            refused = await ask(e.app, chat("ok"), headers={field: "soon"})
+            assert (refused.status, refused.error["param"]) == (400, field)
 
 
 async def test_a_body_without_priority_is_passed_on_as_it_came(tmp_path: Path) -> None:

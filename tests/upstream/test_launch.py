@@ -116,6 +116,14 @@ async def test_an_embedded_node_is_started_as_the_engine_wants_it(lines: Lines) 
     assert launcher.origins == {}
 
 
+async def test_what_launch_says_of_the_engine_reaches_it(lines: Lines) -> None:
+    port = free_port()
+    node = native(port, quantum_ms=5.0, admission="optimistic", kv_store="/var/kv", kv_store_size=1 << 30)
+    (child,) = Launcher(config(RegionConfig("near", (node,))), "t", logger(lines)).children
+    given = " ".join(child.arguments[4:]).partition("--exit-with-parent ")[2]
+    assert given == "--quantum-ms 5.0 --admission optimistic --kv-store /var/kv --kv-store-size 1073741824"
+
+
 async def test_a_port_in_use_is_named_with_its_remedy(lines: Lines) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -221,6 +229,7 @@ def test_a_killed_proxy_takes_its_children_along() -> None:
     parent = """
 import asyncio, logging, sys
 from pathlib import Path
+from typing import Any
 from edgeproxy.config import *
 from edgeproxy.upstream.launch import Launcher
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")

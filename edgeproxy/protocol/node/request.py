@@ -14,6 +14,9 @@ PRIORITY_HEADER = b"x-node-priority"
 """Lower runs earlier, as in vLLM's `priority`. Needs the node token."""
 BUDGET_HEADER = b"x-latency-budget-ms"
 """Milliseconds in which the first token is of use, from the node's receipt of the request. From anybody."""
+POLICY_HEADER = b"x-latency-policy"
+"""`refuse`: answer 429 `latency_budget_exceeded` at once where the budget cannot be met; else it only ranks nodes. From
+anybody."""
 
 MAX_SALT_BYTES = 64
 MAX_PRIORITY = 1000
@@ -32,6 +35,13 @@ class Terms:
     """Also stands for the tenant, whom it does not name."""
     priority: int = 0
     budget_ms: int | None = None
+    strict: bool = False
+    """The request is to be refused where the budget cannot be met."""
+
+    @property
+    def within_s(self) -> float | None:
+        """The budget of a request that is to be refused beyond it."""
+        return self.budget_ms / 1000 if self.strict and self.budget_ms is not None else None
 
     def encode(self) -> list[tuple[bytes, bytes]]:
         fields = []
@@ -41,6 +51,8 @@ class Terms:
             fields.append((PRIORITY_HEADER, b"%d" % self.priority))
         if self.budget_ms is not None:
             fields.append((BUDGET_HEADER, b"%d" % self.budget_ms))
+        if self.strict:
+            fields.append((POLICY_HEADER, b"refuse"))
         return fields
 
 
@@ -54,13 +66,22 @@ def budget_ms(value: bytes | None) -> int | None:
     return int(value)
 
 
+def strict(value: bytes | None) -> bool:
+    """A client's `x-latency-policy`. Raises ApiError 400."""
+    if value not in (None, b"", b"refuse"):
+        name = POLICY_HEADER.decode()
+        raise invalid(f"{name} must be `refuse` or absent", name, "invalid_value")
+    return bool(value)
+
+
 def decode(header: Callable[[bytes], bytes], trusted: bool) -> Terms:
     """`header`: the value of a field, empty where it is absent. `trusted`: the request carries the node token.
 
     Raises ApiError: 403 for what only a proxy may say, 400 for what cannot be read.
     """
     salt, priority, budget = header(SALT_HEADER), header(PRIORITY_HEADER), header(BUDGET_HEADER)
-    if not (salt or priority or budget):
+    policy = header(POLICY_HEADER)
+    if not (salt or priority or budget or policy):
         return _NONE
     if (salt or priority) and not trusted:
         raise ApiError(
@@ -70,7 +91,7 @@ def decode(header: Callable[[bytes], bytes], trusted: bool) -> Terms:
         raise _malformed(SALT_HEADER, f"hexadecimal, at most {MAX_SALT_BYTES} bytes")
     if priority and not (_SIGNED.fullmatch(priority) and abs(int(priority)) <= MAX_PRIORITY):
         raise _malformed(PRIORITY_HEADER, f"a whole number in [-{MAX_PRIORITY}, {MAX_PRIORITY}]")
-    return Terms(bytes.fromhex(salt.decode()), int(priority or b"0"), budget_ms(budget))
+    return Terms(bytes.fromhex(salt.decode()), int(priority or b"0"), budget_ms(budget), strict(policy))
 
 
 _NONE = Terms()

