@@ -53,6 +53,8 @@ def build(
         keys,
         HostCheck(_bound(config.listen.http, config.listen.https), config.hosts),
         config.limits,
+        config.budget_ms / 1e3,
+        config.fallbacks,
         account,
         log,
         rest,
@@ -175,6 +177,19 @@ def _admin_routes(
             }
         )
 
+    async def decisions(request: Request) -> Response:
+        """The newest first; `?limit=` says how many."""
+        limit = request.query_params.get("limit", "100")
+        if not limit.isdigit() or len(limit) > 6:
+            raise ApiError(400, "`limit` must be a whole number", "invalid_value", "limit")
+        return _json({"decisions": account.decisions.latest(int(limit))})
+
+    async def decision(request: Request) -> Response:
+        found = account.decisions.of(request.path_params["request_id"])
+        if found is None:
+            raise ApiError(404, "no decision is kept for this request id; only the last ones are", "not_found")
+        return _json(found)
+
     async def page(request: Request) -> Response:
         found = asset(request.path_params.get("name", ASSETS[0]))
         if found is None:
@@ -185,6 +200,8 @@ def _admin_routes(
     return [
         Route("/metrics", metrics),
         Route("/admin/status", status),
+        Route("/admin/decisions", decisions),
+        Route("/admin/decisions/{request_id}", decision),
         Route("/", page),
         Route("/{name}", page),
     ]

@@ -79,6 +79,8 @@ class NodeConfig:
     """Environment variable that holds the node's bearer key; keys never stand in the file."""
     names: tuple[tuple[str, str], ...] = ()
     """(model id here, what the node calls it), for those that differ."""
+    standby: bool = False
+    """Serves only while no other node of the model is fit."""
 
     continue_final_message: bool = False
     """It may go on with other nodes' streams from their text alone (vLLM, SGLang); the client is told."""
@@ -115,6 +117,8 @@ class GatewayLimits:
     """A stream without an event for this long has failed."""
     resume_after_s: float = 10.0
     """A native node's stream without an event for this long goes on at another node, if one computes alike."""
+    hedge_share: float = 0.0
+    """Of requests, that may be sent to a second node when the first is late; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,8 @@ class Config:
     hosts: tuple[str, ...] = ()
     """Names that clients may put in `Host` beside the loopback names and the bound addresses."""
     budget_ms: float = 150.0
+    fallbacks: Mapping[str, str] = field(default_factory=dict)
+    """Model id -> the model that answers where no node serves the first one now."""
     limits: GatewayLimits = field(default_factory=GatewayLimits)
 
     @property

@@ -116,6 +116,11 @@ class _Node:
             raise self.error(f"is {_kind(self.value)}, not text", "put the value in quotes")
         return self.value
 
+    def flag(self) -> bool:
+        if not isinstance(self.value, bool):
+            raise self.error(f"is {_kind(self.value)}", "write true or false")
+        return self.value
+
     def number(self, least: float, most: float) -> float:
         if isinstance(self.value, bool) or not isinstance(self.value, int | float):
             raise self.error(f"is {_kind(self.value)}, not a number", f"give a number from {least:g} to {most:g}")
@@ -144,11 +149,12 @@ def _kind(value: object) -> str:
 
 
 def _config(root: _Node, path: Path) -> Config:
-    top = root.mapping(("listen", "tls", "keys", "hosts", "budget_ms", "limits", "regions"))
+    top = root.mapping(("listen", "tls", "keys", "hosts", "budget_ms", "fallbacks", "limits", "regions"))
     if "regions" not in top:
         raise root.error("has no `regions`", "add at least one region with one node")
     regions = tuple(_region(name, node) for name, node in top["regions"].named().items())
     _unique_nodes(root, regions)
+    fallbacks = _fallbacks(top["fallbacks"], regions) if "fallbacks" in top else {}
     return Config(
         path=path,
         listen=_listen(top["listen"]) if "listen" in top else Listen(Address("127.0.0.1", 8080), None, None),
@@ -157,6 +163,7 @@ def _config(root: _Node, path: Path) -> Config:
         keys=path.parent / top["keys"].text() if "keys" in top else None,
         hosts=tuple(item.text().lower() for item in top["hosts"].items()) if "hosts" in top else (),
         budget_ms=top["budget_ms"].number(1, 600_000) if "budget_ms" in top else 150.0,
+        fallbacks=fallbacks,
         limits=_limits(top["limits"]) if "limits" in top else GatewayLimits(),
     )
 
@@ -195,6 +202,7 @@ def _limits(node: _Node) -> GatewayLimits:
         "first_byte_s": lambda n: n.number(0.1, 3600),
         "stall_s": lambda n: n.number(0.1, 3600),
         "resume_after_s": lambda n: n.number(0.1, 3600),
+        "hedge_share": lambda n: n.number(0, 0.1),
     }
     return GatewayLimits(**{name: readers[name](item) for name, item in node.mapping(readers).items()})
 
@@ -214,7 +222,9 @@ def _region(name: str, node: _Node) -> RegionConfig:
 
 
 def _node(default_name: str, node: _Node) -> NodeConfig:
-    found = node.mapping(("name", "kind", "url", "models", "names", "launch", "api_key_env", "continue_final_message"))
+    found = node.mapping(
+        ("name", "kind", "url", "models", "names", "launch", "api_key_env", "continue_final_message", "standby")
+    )
     for needed in ("url", "models"):
         if needed not in found:
             raise node.error(f"has no `{needed}`", "a node needs `url` and `models`")
@@ -236,6 +246,7 @@ def _node(default_name: str, node: _Node) -> NodeConfig:
         continue_final_message=_continues(found["continue_final_message"], kind)
         if "continue_final_message" in found
         else False,
+        standby=found["standby"].flag() if "standby" in found else False,
     )
 
 
@@ -320,6 +331,21 @@ def _model(node: _Node) -> str:
             f"{name!r} is no model id", "use letters, digits and . _ : / - (a trailing * matches the rest)"
         )
     return name
+
+
+def _fallbacks(node: _Node, regions: tuple[RegionConfig, ...]) -> dict[str, str]:
+    """Model -> model; both are served, and no chain leads back to its beginning."""
+    if not isinstance(node.value, dict) or not node.value:
+        raise node.error(f"is {_kind(node.value)}", "write `model: model to answer instead` lines below it")
+    served = {model for region in regions for one in region.nodes for model in one.models}
+    found = {str(name): _Node(node.path, f"{node.key}.{name}", value).text() for name, value in node.value.items()}
+    for name, other in found.items():
+        for model in (name, other):
+            if model not in served:
+                raise node.error(f"{model!r} is served by no node", "name models as the nodes name them")
+        if other == name:
+            raise node.error(f"{name!r} falls back to itself", "name another model")
+    return found
 
 
 def _unique_nodes(root: _Node, regions: tuple[RegionConfig, ...]) -> None:

@@ -14,7 +14,14 @@ from typing import Any
 import orjson
 
 from edgeproxy.protocol.node.blocks import PREFIX_HEADER
-from edgeproxy.protocol.node.report import REPORT_HEADER, TIMING_HEADER, TOKEN_HEADER, NodeState
+from edgeproxy.protocol.node.report import (
+    REPORT_HEADER,
+    TIMING_HEADER,
+    TOKEN_HEADER,
+    TOKENS_HEADER,
+    NodeState,
+    encode_tokens,
+)
 from edgeproxy.protocol.node.request import decode as request_terms
 from edgeproxy.protocol.node.resume import FIELD, STREAM_HEADER, Resume, decode_resume, encode_note
 from edgeproxy.protocol.openai.chat import Completion, CompletionStream, error_event, model_list, model_view
@@ -283,6 +290,9 @@ class NodeApp:
         fields: Headers = ((b"x-edge-ignored", _names(request.ignored)),) if request.ignored else ()
         if answer.prefix is not None and self._trusted(exchange):
             fields += ((PREFIX_HEADER, answer.prefix.encode()),)
+        if self._trusted(exchange):
+            usage = answer.usage()
+            fields += ((TOKENS_HEADER, encode_tokens(usage.prompt, usage.cached)),)
         timing = answer.timing
         if timing is None:
             return fields

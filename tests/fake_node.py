@@ -320,6 +320,16 @@ async def refuse_429_once(x: Exchange) -> None:
     await (refuse_429 if x.node.seen[x.received.model] == 1 else ok)(x)
 
 
+async def short_of_memory(x: Exchange) -> None:
+    """There is room for an answer of eight tokens."""
+    if x.received.json.get("max_tokens", 100) <= 8:
+        await ok(x)
+        return
+    error = orjson.loads(error_body("no room", "rate_limit_error", "oom_predicted"))
+    error["error"]["recovery"] = {"max_tokens_that_fit": 8, "retry_after_ms": 250}
+    await x.whole(429, orjson.dumps(error), [*JSON, (b"retry-after-ms", b"250")])
+
+
 async def fail_500(x: Exchange) -> None:
     await x.whole(500, error_body("secret node detail at 10.0.0.7", "server_error"))
 
@@ -447,6 +457,7 @@ BEHAVIOURS: dict[str, Callable[[Exchange], Awaitable[None]]] = {
     "comments-only": comments_only,
     "429": refuse_429,
     "429-once": refuse_429_once,
+    "short-of-memory": short_of_memory,
     "500": fail_500,
     "wait-then-500": wait_then_500,
     "503-text": fail_503_text,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from edgeproxy.gateway.decisions import Choice, Decisions
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.protocol.node.foreign import timings_of
@@ -55,6 +56,16 @@ class Call:
     """`node: reason` of each attempt that failed."""
     resumes: int = 0
     """How often another node went on with its stream."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    """As the node that answered counted them, where it has said so by its first content."""
+    expected_s: float | None = None
+    """The forecast of the node that answered, from sending to the first content..."""
+    shown_s: float | None = None
+    """...and how long it took."""
+    choice: Choice | None = None
+    held_s: float = 0.0
+    """Waited here because all nodes were hot."""
     status: int = 0
     code: str | None = None
     ending: Ending | None = None
@@ -94,6 +105,7 @@ class Account:
         self._log = log
         self.metrics = metrics
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self.decisions = Decisions()
 
     def close(self, call: Call, now: float) -> None:
         metrics, ledger = self.metrics, call.ledger()
@@ -105,6 +117,11 @@ class Account:
         if call.client_gone:
             metrics.disconnected()
         record = _record(call, ledger, now)
+        if call.choice is not None:
+            metrics.decided(call.choice.reason)
+            if call.expected_s is not None and call.shown_s is not None and call.region is not None:
+                metrics.forecast(call.region, call.expected_s, call.shown_s)
+            self.decisions.add(call.choice, record)
         self._log.record(record)
         self.recent.append(record)
 
@@ -112,8 +129,7 @@ class Account:
 def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
     ending = call.ending or _UNKNOWN
     usage = ending.usage or {}
-    details = usage.get("prompt_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    prompt, cached = ending.counts()
     return {
         "event": "request",
         "time": time(),
@@ -130,6 +146,10 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
         "attempts": call.attempts,
         "failures": call.failures,
         "resumes": call.resumes,
+        "reason": None if call.choice is None else call.choice.reason,
+        "held_s": call.held_s,
+        "expected_s": call.expected_s,
+        "shown_s": call.shown_s,
         "client_s": call.client_rtt_s,
         "rtt_s": ledger.rtt,
         "edge_s": ledger.edge,
@@ -141,8 +161,8 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
         "first_token_s": ledger.total,
         "total_s": now - call.started,
         "finish": ending.finish,
-        "prompt_tokens": _count(usage.get("prompt_tokens")),
-        "cached_tokens": cached,
+        "prompt_tokens": prompt if prompt is not None else call.prompt_tokens,
+        "cached_tokens": cached if cached is not None else call.cached_tokens,
         "completion_tokens": _count(usage.get("completion_tokens")),
     }
 
@@ -154,6 +174,13 @@ class Ending(NamedTuple):
     """It said so itself: a finish reason, `[DONE]` or an error."""
     finish: str | None = None
     usage: dict[str, Any] | None = None
+
+    def counts(self) -> tuple[int | None, int | None]:
+        """Tokens of the prompt, and how many of them were cached, as far as the usage tells."""
+        usage = self.usage or {}
+        details = usage.get("prompt_tokens_details")
+        cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+        return _count(usage.get("prompt_tokens")), cached
 
 
 _UNKNOWN = Ending(finished=False)

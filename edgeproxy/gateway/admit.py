@@ -21,6 +21,7 @@ Fields = Mapping[bytes, bytes]
 REFUSED = frozenset({"cache_salt", "kv_transfer_params", "resume"})
 """What the proxy itself tells nodes: from a client they would reach into other tenants' caches."""
 
+_SESSION_FIELDS = ("prompt_cache_key", "user")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"via")
 
@@ -33,6 +34,10 @@ class ChatRequest(NamedTuple):
     stream: bool
     priority: int | None = None
     """As the client asked; it does not stand in `body` any more."""
+    prompt: bytes = b""
+    """What nodes could find in their caches: tools and messages, as JSON."""
+    session: bytes | None = None
+    """`prompt_cache_key`, else `user`: requests that name the same one probably begin alike."""
 
 
 def request_id(fields: Fields, rng: Random) -> bytes:
@@ -89,10 +94,11 @@ def parse_chat(body: bytes) -> ChatRequest:
     for name in REFUSED.intersection(value):
         if value[name] is not None:
             raise invalid(f"`{name}` is not accepted from clients; leave it out", name, "unsupported_parameter")
-    if "priority" not in value:
-        return ChatRequest(body, model, bool(stream))
-    priority = _priority(value.pop("priority"))
-    return ChatRequest(orjson.dumps(value), model, bool(stream), priority)
+    priority = None
+    if "priority" in value:
+        priority = _priority(value.pop("priority"))
+        body = orjson.dumps(value)
+    return ChatRequest(body, model, bool(stream), priority, _prompt(value), _session(value))
 
 
 def terms(tenant: Tenant, salt: bytes, priority: int | None, fields: Fields) -> Terms:
@@ -111,6 +117,19 @@ def _priority(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_PRIORITY:
         raise invalid(f"`priority` must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}", "priority")
     return value
+
+
+def _prompt(value: dict[str, Any]) -> bytes:
+    messages, tools = value.get("messages"), value.get("tools")
+    return orjson.dumps(messages) if tools is None else orjson.dumps([tools, messages])
+
+
+def _session(value: dict[str, Any]) -> bytes | None:
+    for name in _SESSION_FIELDS:
+        found = value.get(name)
+        if isinstance(found, str) and found:
+            return found.encode("utf-8", "surrogatepass")
+    return None
 
 
 async def _read(receive: Receive, limit: int) -> bytes:

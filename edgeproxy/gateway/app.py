@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from random import Random
 from time import monotonic
 from typing import Any
 
 from edgeproxy.access.keys import Keys
 from edgeproxy.access.origin import HostCheck
+from edgeproxy.access.tenants import Tenant
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import Account, Call
 from edgeproxy.gateway.admit import Fields, may_see_details, read_chat, request_id, terms
 from edgeproxy.gateway.answer import Answer, whole
-from edgeproxy.gateway.relay import Relay, Request
-from edgeproxy.gateway.route import Router, in_turn
+from edgeproxy.gateway.controls import controls
+from edgeproxy.gateway.course import Course
+from edgeproxy.gateway.relay import Relay
+from edgeproxy.gateway.route import Router
 from edgeproxy.gateway.watch import ClientGone, Message, Receive, Send, Watch
 from edgeproxy.observe.log import Log
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import to_node
-from edgeproxy.upstream.node import Fleet, Node
+from edgeproxy.upstream.node import Fleet
 from edgeproxy.wire.ingress import Ingress, ingress
 
 Scope = MutableMapping[str, Any]
@@ -40,6 +43,8 @@ class Gateway:
         keys: Keys,
         hosts: HostCheck,
         limits: GatewayLimits,
+        budget_s: float,
+        fallbacks: Mapping[str, str],
         account: Account,
         log: Log,
         rest: AsgiApp,
@@ -54,9 +59,10 @@ class Gateway:
         self._log = log
         self._rest = rest
         self._rng = rng
+        self._fleet = fleet
         self._salts = fleet.salts
         self._router = Router(fleet, rng)
-        self._relay = Relay(limits, account.metrics)
+        self._course = Course(self._router, Relay(limits, account.metrics), budget_s, fallbacks)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -111,22 +117,15 @@ class Gateway:
         request = await read_chat(fields, receive, self._limits.body_bytes)
         call.stream = request.stream
         call.to_native = terms(tenant, self._salts.of(tenant.name), request.priority, fields).encode()
-        now = monotonic()
-        call.model, decision = self._router.route(request.model, tenant, now)
+        plan = self._router.plan(request, tenant, controls(fields, self._regions(tenant)))
+        call.model = plan.label
         with Watch(known, receive, answer.is_ended):
             if request.stream:
                 answer.hold(self._limits.hold_headers_s)
+            await self._course.run(plan, request, tenant, to_node(fields, call.request_id), answer, call)
 
-            def again() -> Iterator[Node]:
-                """The choice as it would fall now; nobody, where a reload has taken the model away."""
-                now = monotonic()
-                try:
-                    return in_turn(self._router.route(request.model, tenant, now)[1], now)
-                except ApiError:
-                    return iter(())
-
-            sent = Request(to_node(fields, call.request_id), request.body, again, self._fleet.continues)
-            await self._relay.run(in_turn(decision, now), sent, answer, call)
+    def _regions(self, tenant: Tenant) -> Collection[str]:
+        return self._fleet.regions if tenant.regions is None else tenant.regions
 
     async def _other(self, scope: Scope, fields: Fields, receive: Receive, answer: Answer) -> None:
         self._hosts.check(fields.get(b"host"))

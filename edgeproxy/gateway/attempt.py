@@ -12,7 +12,7 @@ from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import Call, ending_of
 from edgeproxy.gateway.answer import Whole, whole
 from edgeproxy.protocol.node.foreign import shaped_error, timings_of
-from edgeproxy.protocol.node.report import TIMING_HEADER
+from edgeproxy.protocol.node.report import TIMING_HEADER, TOKENS_HEADER, decode_tokens
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import STREAM_HEADERS, Headers, find, first_of_each, media_type, to_client
 from edgeproxy.protocol.openai.sse import DONE, MEDIA_TYPE, Event, SseError, SseParser, has_content
@@ -88,6 +88,7 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
 async def _outcome(response: Response, call: Call, limits: GatewayLimits) -> Whole | Begun:
     status, fields = response.status, first_of_each(response.headers)
     call.terms = node_terms(fields.get(TIMING_HEADER))
+    call.prompt_tokens, call.cached_tokens = decode_tokens(fields.get(TOKENS_HEADER))
     if status == 200:
         readable = fields.get(b"content-encoding", b"identity") == b"identity"
         if media_type(fields.get(b"content-type")) == MEDIA_TYPE:
@@ -151,6 +152,8 @@ async def _whole(response: Response, readable: bool, call: Call) -> Whole | Begu
         except orjson.JSONDecodeError:
             raise Failed("malformed", _gateway_error("the node's answer was not JSON, or not all of it")) from None
         call.ending = ending_of(value)
+        if call.prompt_tokens is None:
+            call.prompt_tokens, call.cached_tokens = call.ending.counts()
         timed = timings_of(value) if isinstance(value, dict) else None
         if timed is not None:
             call.terms = {"prefill": timed.prefill}

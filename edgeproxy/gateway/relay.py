@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 from time import monotonic
-from types import TracebackType
 
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import Call, Ending
 from edgeproxy.gateway.answer import Answer, Whole, whole
 from edgeproxy.gateway.attempt import Begun, Failed, attempt
 from edgeproxy.gateway.continuation import Said
+from edgeproxy.gateway.plan import Plan
 from edgeproxy.gateway.pump import Broken, Pump, Quiet
-from edgeproxy.gateway.resume import Candidates, go_on, go_on_from_text, may_leave
+from edgeproxy.gateway.refusal import fitting_tokens
+from edgeproxy.gateway.resume import go_on, go_on_from_text, may_leave
 from edgeproxy.gateway.transcript import Transcript
+from edgeproxy.gateway.visit import Visit
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import Headers
@@ -27,29 +30,10 @@ from edgeproxy.upstream.node import Node
 HOLD_OFF_S = 1.0
 """How long a node that answered 429 without Retry-After is left alone."""
 MAX_HOLD_OFF_S = 60.0
-
-
-class Place:
-    """The one request that counts as in flight at a node, wherever it goes."""
-
-    __slots__ = ("node",)
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-
-    def __enter__(self) -> Place:
-        self.node.in_flight += 1
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.node.in_flight -= 1
-
-    def move(self, node: Node) -> None:
-        self.node.in_flight -= 1
-        self.node = node
-        node.in_flight += 1
+DEADLINE_SHARE = 2.0
+"""Of what one node may take to its first byte: in so long a request is to have found its node, however many fail."""
+LEAST_ATTEMPT_S = 2.0
+"""What a further attempt has in any case: less would be no attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +43,20 @@ class Request:
     headers: Headers
     """Beside the nodes' own credentials."""
     body: bytes
-    again: Candidates
-    continues: bool = False
-    """Some node can go on with a stream from its text alone."""
+    plan: Plan
+    visit: Callable[[Node, float], Visit]
+    """To be entered when it is sent to a node."""
+    offers: list[tuple[int, Node]] = field(default_factory=list)
+    """Of nodes that refused it for want of memory: for an answer of so many tokens there would be room."""
+
+    def again(self) -> Iterator[Node]:
+        """The choice as it would fall now."""
+        return self.plan.in_turn(monotonic())
+
+    @property
+    def continues(self) -> bool:
+        """Some node can go on with a stream from its text alone."""
+        return self.plan.known.fleet.continues
 
 
 class Relay:
@@ -71,31 +66,51 @@ class Relay:
         self._limits = limits
         self._metrics = metrics
 
-    async def run(self, nodes: Iterator[Node], request: Request, answer: Answer, call: Call) -> None:
-        """`nodes` in the order in which they are to be tried.
+    async def run(self, nodes: Iterator[Node], request: Request, answer: Answer, call: Call) -> Whole | None:
+        """`nodes` in the order in which they are to be tried. None: the request is answered; else what to tell the
+        client where nobody else serves it.
 
-        Raises ClientGone; UpstreamError where nothing but a cut can tell of a failure; every other end is an answer.
+        Raises ClientGone; UpstreamError where nothing but a cut can tell of a failure.
         """
         told: Whole | None = None
+        deadline = call.started + DEADLINE_SHARE * self._limits.first_byte_s
         for node in islice(nodes, self._limits.attempts):
             call.attempts += 1
             call.node, call.region, call.rtt_s = node.name, node.region, node.rtt.srtt
             begun = monotonic()
-            with Place(node) as place:
+            with request.visit(node, begun) as visit:
                 try:
-                    outcome = await self._attempt(node, request, request.body, call)
+                    if told is None:  # the first has all of the time, and the pool sees to that
+                        outcome = await self._attempt(node, request, request.body, call)
+                    else:
+                        outcome = await self._in_time(node, request, call, max(deadline - begun, LEAST_ATTEMPT_S))
                 except Failed as failed:
                     call.failures += (f"{node.name}: {failed.reason}",)
                     call.lost_s += monotonic() - begun
+                    _offered(failed.answer, node, request)
                     if told is None or (failed.busy and told.status != 429):
                         told = failed.answer
                 else:
-                    await self._pass_on(place, outcome, request, answer, call)
-                    return
+                    if isinstance(outcome, Whole) and _offered(outcome, node, request):
+                        return outcome
+                    visit.answered(outcome, call)
+                    await self._pass_on(visit, outcome, request, answer, call)
+                    return None
+        return told or whole(_no_node())
+
+    async def refuse(self, told: Whole, answer: Answer, call: Call) -> None:
         answer.fields += call.disclosure()
-        told = told or whole(_no_node())
-        call.code = told.code
         await answer.give(told)
+
+    async def _in_time(self, node: Node, request: Request, call: Call, seconds: float) -> Whole | Begun:
+        """A further attempt, within what is left of the request's time."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._attempt(node, request, request.body, call)
+        except TimeoutError:
+            failed = Failed("timeout", whole(_too_late()))
+            self._note(node, failed)
+            raise failed from None
 
     async def _attempt(self, node: Node, request: Request, body: bytes, call: Call) -> Whole | Begun:
         """Raises Failed, which the node's breaker and the metrics then know of."""
@@ -112,10 +127,11 @@ class Relay:
         return outcome
 
     async def _pass_on(
-        self, place: Place, outcome: Whole | Begun, request: Request, answer: Answer, call: Call
+        self, visit: Visit, outcome: Whole | Begun, request: Request, answer: Answer, call: Call
     ) -> None:
         answer.fields += call.disclosure()
         if isinstance(outcome, Whole):
+            visit.served()
             await answer.give(outcome)
             return
         if outcome.parser is None:
@@ -125,22 +141,23 @@ class Relay:
                 await answer.end()
             return
         try:
-            call.ending = await self._stream(place, outcome, request, answer, call)
+            call.ending = await self._stream(visit, outcome, request, answer, call)
+            visit.served()
             await answer.end()
         except Broken:
             call.code = "upstream_failed"
             await answer.give(whole(_broken()))
 
-    async def _stream(self, place: Place, begun: Begun, request: Request, answer: Answer, call: Call) -> Ending:
+    async def _stream(self, visit: Visit, begun: Begun, request: Request, answer: Answer, call: Call) -> Ending:
         """To the stream's end, over as many nodes as it takes. Raises Broken where no other goes on with it."""
         transcript = Transcript(begun.numerics, Said() if request.continues else None)
         while True:
             try:
                 with closing(begun.response):
-                    return await self._pump(place.node, begun, transcript, request, answer, call)
+                    return await self._pump(visit.node, begun, transcript, request, answer, call)
             except Broken as broken:
-                self._broke(place.node, broken.reason, call)
-                found = await self._successor(place, transcript, request, call)
+                self._broke(visit.node, broken.reason, call)
+                found = await self._successor(visit, transcript, request, call)
                 if found is None:
                     if broken.ending is not None:
                         return broken.ending
@@ -160,21 +177,22 @@ class Relay:
         quiet = Quiet(inf if begun.numerics is None else self._limits.resume_after_s, stalled)
         return await Pump(begun, begun.parser, transcript, answer, self._limits.stall_s).run(quiet)
 
-    async def _successor(self, place: Place, transcript: Transcript, request: Request, call: Call) -> Begun | None:
+    async def _successor(self, visit: Visit, transcript: Transcript, request: Request, call: Call) -> Begun | None:
         """Another node's stream, of which the client has got nothing yet."""
 
         async def send(node: Node, body: bytes, unseen: Call) -> Whole | Begun:
-            place.move(node)
+            visit.move(node)
             return await self._attempt(node, request, body, unseen)
 
-        died, outcome = place.node, "exact"
+        died, outcome = visit.node, "exact"
         found = await go_on(transcript, request.body, died, request.again, send, call)
         if found is None:
             outcome = "approximate"
             found = await go_on_from_text(transcript, request.body, died, request.again, send, call)
         if found is not None:
+            visit.resumed()
             self._metrics.resumed(outcome)
-            call.node, call.region = place.node.name, place.node.region
+            call.node, call.region = visit.node.name, visit.node.region
         elif transcript.resume() is not None:
             self._metrics.resumed("failed")
         return found
@@ -200,6 +218,14 @@ def _fields(node: Node, headers: Headers, call: Call) -> Headers:
     return [*headers, *node.chat_headers, *call.to_native] if node.native else [*headers, *node.headers]
 
 
+def _offered(refused: Whole, node: Node, request: Request) -> bool:
+    """Notes what the node has room for, where the client takes a shorter answer."""
+    fits = fitting_tokens(refused) if request.plan.wishes.degrade else None
+    if fits is not None:
+        request.offers.append((fits, node))
+    return fits is not None
+
+
 async def _copy(response: Response, answer: Answer) -> None:
     """Bytes that we do not read: no event can be put between them, so that a cut is passed on as one."""
     while data := await response.read():
@@ -208,6 +234,10 @@ async def _copy(response: Response, answer: Answer) -> None:
 
 def _no_node() -> ApiError:
     return ApiError(503, "no node serves this model now; try again", "no_node", headers=((b"retry-after", b"1"),))
+
+
+def _too_late() -> ApiError:
+    return ApiError(504, "the node sent no content in time; try again", "upstream_failed")
 
 
 def _broken() -> ApiError:

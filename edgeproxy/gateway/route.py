@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from random import Random
 
+from xxhash import xxh3_64_intdigest
+
 from edgeproxy.access.tenants import Tenant
+from edgeproxy.gateway.admit import ChatRequest
+from edgeproxy.gateway.controls import Controls
+from edgeproxy.gateway.hold import Holds
+from edgeproxy.gateway.plan import Known, Plan, Prompt, Text
+from edgeproxy.gateway.visit import Visit
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.routing.choose import Decision, Hold, Wanted, choose
+from edgeproxy.routing.affinity import Sessions
+from edgeproxy.routing.prefix import chain
+from edgeproxy.routing.shortlist import Shortlist
 from edgeproxy.upstream.node import Fleet, Node
 
 PATTERN_MODEL = "(pattern)"
 """Label of models that only a pattern of the configuration matches: their names are the clients'."""
+_REMEMBERED = 1024
 
 
 class Router:
@@ -19,46 +28,75 @@ class Router:
 
     def __init__(self, fleet: Fleet, rng: Random) -> None:
         self._fleet = fleet
-        self._rng = rng
+        self.sessions = Sessions()
+        self._known = Known(fleet, self.sessions, rng)
+        self.holds = Holds()
+        self._secret = rng.getrandbits(64)
+        self._texts: dict[str, Text] = {}
+        self._nodes: tuple[Node, ...] = ()
+        self._lists: dict[tuple[int, frozenset[str] | None], Shortlist[Node]] = {}
+        self._keys: dict[tuple[str, str], int] = {}
+        self._epochs: dict[int, int] = {}
 
-    def route(self, model: str, tenant: Tenant, now: float) -> tuple[str, Decision[Node]]:
-        """The model's name for logs and labels, and who may serve it.
-
-        Raises ApiError 404; a model that only other tenants' regions serve does not exist for this one.
-        """
-        nodes = self._fleet.serving(model)
-        if tenant.regions is not None:
-            nodes = tuple(node for node in nodes if node.region in tenant.regions)
-        if not nodes:
-            raise model_not_found()
+    def plan(self, request: ChatRequest, tenant: Tenant, wishes: Controls) -> Plan:
+        """Raises ApiError 404; a model that only other tenants' regions serve does not exist for this one."""
+        model = request.model
+        nodes = self._serving(model, tenant)
         label = model if model in self._fleet.models else PATTERN_MODEL
-        decision = choose(nodes, Wanted(tokens=1.0), self._fleet.home, now, self._rng)
-        assert not isinstance(decision, Hold)
-        return label, decision
+        text = self._texts.get(label)
+        if text is None:
+            text = self._texts[label] = Text()
+        key = self._key(tenant.name, model if label is not PATTERN_MODEL else label)
+        session = wishes.session or request.session
+        prompt = Prompt(
+            len(request.prompt),
+            chain(request.prompt, key),
+            None if session is None else xxh3_64_intdigest(session, key),
+        )
+        return Plan(self._known, label, nodes, prompt, text, wishes)
 
+    def visit(self, plan: Plan, node: Node, now: float) -> Visit:
+        """The request goes to the node now."""
+        if plan.prompt.names:
+            self._look_after(node, plan)
+        return Visit(plan, node, self.holds, now)
 
-def in_turn(decision: Decision[Node], now: float) -> Iterator[Node]:
-    """The first choice, then the best of each region that has not been tried, then the rest: what fails a request is
-    seldom one node's own, and a region that dies takes all its nodes along. Unfit nodes stay last; after them come
-    those that have been down and up again since `now`, the time of the decision."""
-    first = decision.first
-    if first is None:
-        return
-    yield first
-    others, fit = decision.candidates[1:], max(decision.healthy - 1, 0)
-    tried = {first.region}
-    later: list[Node] = []
-    for node in others[:fit]:
-        if node.region in tried:
-            later.append(node)
-        else:
-            tried.add(node.region)
-            yield node
-    yield from later
-    yield from others[fit:]
-    for node in decision.candidates:
-        if node.ready and node.ready_since > now:
-            yield node
+    def _look_after(self, node: Node, plan: Plan) -> None:
+        """What the prefix view cannot know by itself: how much the node can hold, and whether it was started anew."""
+        prefixes, slot = self._fleet.prefixes, node.slot
+        if self._epochs.get(slot, 0) != node.epoch:
+            self._epochs[slot] = node.epoch
+            prefixes.lost(slot)
+            plan.forget(slot)
+        report = node.report
+        if report is not None and report.kv_blocks_total:
+            prefixes.capacity(slot, report.kv_blocks_total * report.block_tokens, plan.bytes_per_token)
+
+    def _serving(self, model: str, tenant: Tenant) -> Shortlist[Node]:
+        nodes, regions = self._fleet.serving(model), tenant.regions
+        if self._nodes is not self._fleet.nodes:
+            self._nodes = self._fleet.nodes
+            self._lists.clear()
+        # The fleet gives the same tuple for the same model, for as long as it has the same nodes.
+        key = (id(nodes), regions)
+        found = self._lists.get(key)
+        if found is None:
+            allowed = nodes if regions is None else tuple(node for node in nodes if node.region in regions)
+            if not allowed:
+                raise model_not_found()
+            if len(self._lists) >= _REMEMBERED:
+                self._lists.clear()
+            found = self._lists[key] = Shortlist(allowed)
+        return found
+
+    def _key(self, tenant: str, model: str) -> int:
+        """Names of a prompt's chunks differ by tenant and by model, and nobody outside can compute them."""
+        key = self._keys.get((tenant, model))
+        if key is None:
+            if len(self._keys) >= _REMEMBERED:
+                self._keys.clear()
+            key = self._keys[tenant, model] = xxh3_64_intdigest(f"{tenant}\0{model}".encode(), self._secret)
+        return key
 
 
 def model_not_found() -> ApiError:

@@ -41,6 +41,8 @@ FIRST_TOKEN_EDGES = (
     5.0,
     10.0,
 )
+FORECAST_EDGES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+SHARE_EDGES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 EDGE_EDGES = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
 NO_REGION = "none"
 """Region label of a request that no node answered."""
@@ -74,6 +76,9 @@ class Metrics:
         self._failures: dict[tuple[str, str], int] = {}
         self._first_token: dict[str, _Histogram] = {}
         self._edge = _Histogram(EDGE_EDGES)
+        self._decisions: dict[str, int] = {}
+        self._forecast_error: dict[str, _Histogram] = {}
+        self._forecast_share: dict[str, _Histogram] = {}
         self._disconnects = 0
         self._resumes: dict[str, int] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -91,6 +96,20 @@ class Metrics:
 
     def edge(self, seconds: float) -> None:
         self._edge.observe(seconds)
+
+    def decided(self, reason: str) -> None:
+        self._decisions[reason] = self._decisions.get(reason, 0) + 1
+
+    def forecast(self, region: str, expected: float, actual: float) -> None:
+        """Of a first token, from sending it to a node: how long was foretold, and how long it took."""
+        error = self._forecast_error.get(region)
+        if error is None:
+            error = self._forecast_error[region] = _Histogram(FORECAST_EDGES)
+            self._forecast_share[region] = _Histogram(SHARE_EDGES)
+        missed = abs(expected - actual)
+        error.observe(missed)
+        if actual > 0:
+            self._forecast_share[region].observe(missed / actual)
 
     def failed(self, node: str, reason: str) -> None:
         key = (node, reason)
@@ -129,6 +148,7 @@ class Metrics:
             "edgeproxy_edge_seconds", "From a request's first byte to its sending to a node: the proxy's own time"
         )
         edge.add_metric([], self._edge.buckets(), self._edge.sum)
+        yield from self._routing()
         disconnects = CounterMetricFamily(
             "edgeproxy_client_disconnects", "Clients that left before the end of their answer", self._disconnects
         )
@@ -142,6 +162,25 @@ class Metrics:
         yield from (requests, failures, first_token, edge, disconnects, resumes, build)
         yield from _configuration(self._reloads)
         yield from _fleet(list(self._nodes()))
+
+    def _routing(self) -> Iterator[Metric]:
+        decisions = CounterMetricFamily(
+            "edgeproxy_decisions", "Requests by why their node was chosen", labels=["reason"]
+        )
+        for reason, count in self._decisions.items():
+            decisions.add_metric([reason], count)
+        error = HistogramMetricFamily(
+            "edgeproxy_forecast_error_seconds",
+            "Between a first token's forecast, when the request was sent to the node that answered, and its coming",
+            labels=["region"],
+        )
+        share = HistogramMetricFamily(
+            "edgeproxy_forecast_error_ratio", "The same as a share of the time that it took", labels=["region"]
+        )
+        for family, found in ((error, self._forecast_error), (share, self._forecast_share)):
+            for region, histogram in found.items():
+                family.add_metric([region], histogram.buckets(), histogram.sum)
+        yield from (decisions, error, share)
 
 
 def _configuration(status: ReloadStatus) -> Iterator[Metric]:

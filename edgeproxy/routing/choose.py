@@ -171,7 +171,7 @@ class Decision(Generic[N]):
     def _unfit(self) -> list[N]:
         if self._rest is None:
             fit = {index for _, index in self._fit}
-            left = [node for index, node in enumerate(self._nodes) if index not in fit and not node.draining]
+            left = [node for index, node in enumerate(self._nodes) if index not in fit and not _shut(node, self._now)]
             self._rest = sorted(left, key=_badness)
         return self._rest
 
@@ -214,7 +214,7 @@ def _costs(
     nodes: Sequence[N], wanted: Wanted, home: Home, now: float
 ) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
     """(cost, index) of the fit nodes, standby ones apart."""
-    tokens, cached = wanted.tokens, wanted.cached
+    tokens, cached, step_s = wanted.tokens, wanted.cached, home.step_s
     fit: list[tuple[float, int]] = []
     standby: list[tuple[float, int]] = []
     for index, node in enumerate(nodes):
@@ -229,6 +229,8 @@ def _costs(
             cost += max(GAIN_S, GAIN_SHARE * cost)
         if outlook.rtt.srtt is None:
             cost += UNMEASURED_S * home.ranks.get(node.region, len(home.ranks))
+        if step_s:
+            cost += step_s * home.ranks.get(node.region, 0)
         (standby if node.standby else fit).append((cost, index))
     return fit, standby
 
@@ -258,13 +260,18 @@ def _all_hot(nodes: Sequence[N], fit: list[tuple[float, int]], wanted: Wanted, n
 
 
 def _least_bad(nodes: Sequence[N], wanted: Wanted, now: float) -> Decision[N]:
-    open_to = [index for index, node in enumerate(nodes) if not node.draining]
+    open_to = [index for index, node in enumerate(nodes) if not _shut(node, now)]
     if not open_to:
         return Decision(nodes, None, [], "none", wanted, now)
     return Decision(nodes, min(open_to, key=lambda index: _badness(nodes[index])), [], "least-bad", wanted, now)
 
 
-def _badness(node: Candidate) -> tuple[bool, float, bool, float]:
-    """Those that may be well after all first: only held off, or tripped; then the nearest."""
+def _shut(node: Candidate, now: float) -> bool:
+    """It has asked for no more requests, or for none now: that is honoured even where nobody else is left."""
+    return node.draining or node.breaker.not_before > now
+
+
+def _badness(node: Candidate) -> tuple[bool, bool, float]:
+    """Those that may be well after all first, whose breaker has only tripped; then the nearest."""
     srtt = node.outlook.rtt.srtt
-    return (not node.ready, node.breaker.not_before, node.standby, UNMEASURED_S if srtt is None else srtt)
+    return (not node.ready, node.standby, UNMEASURED_S if srtt is None else srtt)

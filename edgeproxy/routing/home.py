@@ -8,15 +8,20 @@ from math import inf
 HOME_GAIN_S = 0.010
 HOME_SHARE = 2 / 3
 """Home moves only to a region that is nearer by both (Tailscale, net/netcheck: the DERP home rule)."""
+STRICT_S = 3600.0
+"""More than any forecast."""
 
 
 class Home:
     """The nearest region, held with the hysteresis that Tailscale's DERP proved, and the order of the others."""
 
-    __slots__ = ("ranks", "region")
+    __slots__ = ("ranks", "region", "step_s")
 
-    def __init__(self, regions: Iterable[str]) -> None:
-        """`regions` in the operator's order, which decides until there are measurements."""
+    def __init__(self, regions: Iterable[str], *, strict: bool = False) -> None:
+        """`regions` in the operator's order, which decides until there are measurements; `strict`: in a client's, from
+        which no forecast departs."""
+        self.step_s = STRICT_S if strict else 0.0
+        """What each place in the order costs."""
         self.ranks: Mapping[str, int] = {region: rank for rank, region in enumerate(regions)}
         """Region -> its place, 0 for home, then nearest first; unmeasured ones last."""
         self.region: str | None = None

@@ -30,6 +30,8 @@ def _ends() -> tuple[int, ...]:
     return tuple(ends)
 
 
+_GONE: OrderedDict[int, None] = OrderedDict()
+"""What a node holds that has left while a request was under way there."""
 ENDS = _ends()
 """Byte offset at which each chunk ends."""
 
@@ -104,7 +106,10 @@ class PrefixView:
 
     def sent(self, slot: int, names: Sequence[int]) -> None:
         """A prompt goes to the node, which will hold it: at once, because its siblings may be right behind it."""
-        held, holders, bit = self._held[slot], self._holders, 1 << slot
+        holders, bit = self._holders, 1 << slot
+        held = self._held.get(slot)
+        if held is None:
+            return
         for name in reversed(names):  # the first chunk last, so that it is the last to be forgotten
             if name in held:
                 held.move_to_end(name)
@@ -115,9 +120,15 @@ class PrefixView:
         while len(held) > most:
             self._clear(slot, held.popitem(last=False)[0])
 
-    def corrected(self, slot: int, names: Sequence[int], depth: int) -> None:
-        """The node held no more than the first `depth` chunks (of an answer's count), or the request failed."""
-        held = self._held[slot]
+    def overestimated(self, slot: int) -> None:
+        """An answer counted less than was taken to be held: so what was used longer ago is gone as well, by half."""
+        held = self._held.get(slot, _GONE)
+        for _ in range(len(held) // 2):
+            self._clear(slot, held.popitem(last=False)[0])
+
+    def unsent(self, slot: int, names: Sequence[int], depth: int) -> None:
+        """What was sent has failed: the node holds the first `depth` chunks as before, and of the rest nothing."""
+        held = self._held.get(slot, _GONE)
         for name in names[depth:]:
             if name in held:
                 del held[name]

@@ -12,11 +12,12 @@ from math import inf
 import orjson
 
 from edgeproxy.config import Config, ConfigError, GatewayLimits, NodeConfig
-from edgeproxy.protocol.node.report import REPORT_HEADER, TOKEN_HEADER, NodeReport, decode
+from edgeproxy.protocol.node.report import REPORT_HEADER, TOKEN_HEADER, NodeReport, NodeState, decode
 from edgeproxy.protocol.node.resume import STREAM_HEADER
 from edgeproxy.routing.breaker import Breaker
 from edgeproxy.routing.forecast import Outlook
 from edgeproxy.routing.home import Home
+from edgeproxy.routing.load import Occupancy
 from edgeproxy.routing.prefix import PrefixView
 from edgeproxy.upstream.h1 import Pool, PoolLimits
 from edgeproxy.upstream.origin import Origin, parse
@@ -46,7 +47,10 @@ class Node:
         self.breaker = Breaker()
         self.slot = 0
         """Its number in the fleet's prefix view."""
-        self.standby = False
+        self.standby = config.standby
+        """Serves only while no other node is fit."""
+        self.epoch = 0
+        """How often it was started anew, as far as was seen: what it held is lost then."""
         self.draining = False
         """It has said so: it ends what it has begun and takes nothing new."""
         self.report: NodeReport | None = None
@@ -71,6 +75,7 @@ class Node:
                 except ValueError:
                     return
                 self.report = report
+                self._take(report, now)
                 if report.step_counter != self._step or not report.running:
                     self._step, self._step_since = report.step_counter, now
                 return
@@ -90,6 +95,14 @@ class Node:
         value["model"] = self.config.name_of(value["model"])
         return orjson.dumps(value)
 
+    def _take(self, report: NodeReport, now: float) -> None:
+        if report.step_counter < self._step:
+            self.epoch += 1
+        self.draining = report.state is NodeState.DRAINING
+        free = (report.kv_blocks_free + report.kv_blocks_evictable) * report.block_tokens
+        told = Occupancy(report.running, report.waiting, report.waiting_prefill_tokens, free)
+        self.outlook.reported(told, now, report.prefill_tokens_per_s)
+
     def stuck(self, now: float) -> bool:
         """Its last report runs sequences, and no step was made since a report STUCK_S ago."""
         return self.report is not None and self.report.running > 0 and now - self._step_since > STUCK_S
@@ -97,6 +110,8 @@ class Node:
     def up(self, now: float) -> None:
         if not self.ready:
             self.ready_since = now
+            if self.report is None:  # it cannot say whether it has been started anew, so it has
+                self.epoch += 1
         self.ready, self.trouble = True, ""
 
     def down(self, trouble: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -220,11 +220,15 @@ def config(near: str, far: str, limits: GatewayLimits, hosts: tuple[str, ...] = 
 
 @asynccontextmanager
 async def edge(
-    folder: Path, limits: GatewayLimits | None = None, keys: Keys | None = None, hosts: tuple[str, ...] = ()
+    folder: Path,
+    limits: GatewayLimits | None = None,
+    keys: Keys | None = None,
+    hosts: tuple[str, ...] = (),
+    **changes: Any,
 ) -> AsyncIterator[Edge]:
-    """The nodes count as ready; nothing probes them."""
+    """The nodes count as ready; nothing probes them. `changes`: other fields of the configuration."""
     async with FakeNode() as near, FakeNode() as far:
-        settings = config(near.url, far.url, limits or GatewayLimits(), hosts)
+        settings = replace(config(near.url, far.url, limits or GatewayLimits(), hosts), **changes)
         fleet = Fleet.from_config(settings, token="node-token-secret")
         for node in fleet.nodes:
             node.up(0.0)

@@ -56,8 +56,8 @@ async def test_sdk_raises_the_right_errors(tmp_path: Path) -> None:
         for model, kind in (
             ("gpt-4", openai.NotFoundError),
             ("400", openai.BadRequestError),
-            ("429", openai.RateLimitError),
             ("500", openai.InternalServerError),
+            ("429", openai.RateLimitError),
         ):
             with pytest.raises(kind):
                 await client.chat.completions.create(model=model, messages=ASKED, stream=True)

@@ -123,11 +123,12 @@ def test_unfit_nodes_are_a_last_resort_and_the_reason_says_so() -> None:
     held.breaker.hold_off(9, now=0)
     nodes, rule = [starting, tripped, held, well], home(r=0.01, q=0.1)
     decision = decided(choose(nodes, SHORT, rule, 0, Random(1)))
-    assert names(decision.candidates) == ["w", "t", "h", "s"]
+    assert names(decision.candidates) == ["w", "t", "s"]
     assert (decision.healthy, decision.reason) == (1, "failover")
     worst = decided(choose(nodes[:3], SHORT, rule, 0, Random(1)))
-    assert names(worst.candidates) == ["t", "h", "s"]
+    assert names(worst.candidates) == ["t", "s"]
     assert (worst.healthy, worst.reason) == (0, "least-bad")
+    assert decided(choose([held], SHORT, rule, 0, Random(1))).reason == "none"  # it asked for a pause
     assert decided(choose(nodes, SHORT, rule, 9.5, Random(1))).candidates[0].name in "th"
 
 

@@ -34,11 +34,22 @@ def test_what_was_sent_is_held_and_each_node_has_its_own_depth() -> None:
     view.sent(b, names[:10])
     assert view.depths(names) == {a: len(names), b: 10}
     assert view.depths(chain(TEXT, 2)) == {}
-    view.corrected(a, names, 3)
+    view.unsent(a, names, 3)
     assert view.depths(names) == {a: 3, b: 10}
     view.lost(b)
     view.sent(c, names[:1])
     assert view.depths(names) == {a: 3, c: 1}
+
+
+def test_an_answer_that_counts_less_than_was_believed_costs_the_older_half() -> None:
+    view = PrefixView()
+    slot = view.join()
+    old, new = chain(TEXT[: 256 * 10], 1), chain(TEXT[: 256 * 10], 2)
+    view.sent(slot, old)
+    view.sent(slot, new)
+    view.overestimated(slot)
+    assert view.depths(old) == {}
+    assert view.depths(new) == {slot: 10}
 
 
 def test_a_node_forgets_the_ends_of_what_was_used_longest_ago() -> None:
@@ -73,7 +84,7 @@ def test_a_slot_given_again_knows_nothing_of_its_former_node() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["sent", "corrected", "lost"]), st.integers(0, 3), st.integers(0, 5), st.integers(0, 30)
+            st.sampled_from(["sent", "unsent", "lost"]), st.integers(0, 3), st.integers(0, 5), st.integers(0, 30)
         ),
         max_size=60,
     )
@@ -87,8 +98,8 @@ def test_it_is_bounded_and_both_of_its_tables_agree(steps: list[tuple[str, int, 
         if what == "sent":
             view.sent(slots[slot], names)
             assert view.depths(names).get(slots[slot], 0) == min(len(names), 25)
-        elif what == "corrected":
-            view.corrected(slots[slot], prompts[prompt], depth)
+        elif what == "unsent":
+            view.unsent(slots[slot], prompts[prompt], depth)
             assert view.depths(prompts[prompt]).get(slots[slot], 0) <= depth
         else:
             view.lost(slots[slot])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -14,7 +15,11 @@ TOKEN_HEADER = b"x-node-token"
 TOKEN_ENV = "EDGEPROXY_NODE_TOKEN"
 TIMING_HEADER = b"server-timing"
 """A node's own terms in Server-Timing form: queue, prefill, first (all in ms)."""
+TOKENS_HEADER = b"x-node-tokens"
+"""`57;cached=32`: how many tokens a request's prompt has, and how many of them the node need not compute. The usage at
+the end of a stream tells the same, but only where the client asked for it, and too late for an estimate."""
 MAX_REPORT_BYTES = 4096
+_TOKENS = re.compile(rb"([0-9]{1,9});cached=([0-9]{1,9})")
 
 
 class NodeState(StrEnum):
@@ -75,6 +80,16 @@ def decode(raw: bytes) -> NodeReport:
         step_counter=_count(value, "step_counter"),
         handling_s=_number(value, "handling_s"),
     )
+
+
+def encode_tokens(prompt: int, cached: int) -> bytes:
+    return b"%d;cached=%d" % (prompt, cached)
+
+
+def decode_tokens(raw: bytes | None) -> tuple[int | None, int | None]:
+    """(prompt, cached); None where the node does not say, or not so that it can be read."""
+    found = None if raw is None else _TOKENS.fullmatch(raw)
+    return (None, None) if found is None else (int(found[1]), int(found[2]))
 
 
 def _text(value: dict[str, Any], name: str) -> str:

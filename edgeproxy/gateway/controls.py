@@ -1,0 +1,78 @@
+"""What a client may ask of the routing, in header fields. Each is honoured or refused with 400."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from edgeproxy.protocol.node.request import BUDGET_HEADER, budget_ms
+from edgeproxy.protocol.openai.errors import ApiError, invalid
+
+REGION = b"x-edge-region"
+"""A region, or several in order of preference: the request is served in one of them."""
+SESSION = b"x-session-id"
+"""Requests of one session share a beginning: their node is kept while that costs little."""
+DEGRADE = b"x-edge-degrade"
+"""`allow`: rather a shorter answer than none."""
+
+_MAX_REGIONS = 16
+_MAX_SESSION_BYTES = 256
+
+
+class Controls(NamedTuple):
+    regions: tuple[str, ...] | None = None
+    """In order of preference; None: wherever the first token comes soonest."""
+    budget_s: float | None = None
+    session: bytes | None = None
+    degrade: bool = False
+
+
+_NONE = Controls()
+
+
+def controls(fields: Mapping[bytes, bytes], regions: Collection[str]) -> Controls:
+    """`regions`: those that may serve the tenant. Raises ApiError 400."""
+    if REGION not in fields and BUDGET_HEADER not in fields and SESSION not in fields and DEGRADE not in fields:
+        return _NONE
+    return Controls(
+        _regions(fields.get(REGION), regions),
+        _budget_s(fields.get(BUDGET_HEADER)),
+        _session(fields.get(SESSION)),
+        _degrade(fields.get(DEGRADE)),
+    )
+
+
+def _regions(value: bytes | None, allowed: Collection[str]) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = [name.strip() for name in value.decode("latin-1").split(",")]
+    if not 0 < len(names) <= _MAX_REGIONS or not all(names):
+        raise _refused(REGION, f"must name one region, or up to {_MAX_REGIONS} separated by commas")
+    for name in names:
+        if name not in allowed:  # the name is the client's, and which regions there are is not for everybody
+            raise _refused(REGION, "names a region that does not serve you; leave it out, or name another")
+    return tuple(dict.fromkeys(names))
+
+
+def _budget_s(value: bytes | None) -> float | None:
+    milliseconds = budget_ms(value)
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _session(value: bytes | None) -> bytes | None:
+    if value is not None and not 0 < len(value) <= _MAX_SESSION_BYTES:
+        raise _refused(SESSION, f"must have 1 to {_MAX_SESSION_BYTES} characters")
+    return value
+
+
+def _degrade(value: bytes | None) -> bool:
+    if value is None:
+        return False
+    if value.strip().lower() != b"allow":
+        raise _refused(DEGRADE, "must be `allow`, or be left out")
+    return True
+
+
+def _refused(field: bytes, cause: str) -> ApiError:
+    name = field.decode("ascii")
+    return invalid(f"the field {name} {cause}", name, "invalid_value")

@@ -1,0 +1,121 @@
+"""A request's course: held while all are busy, sent, and where nobody takes it made smaller, as far as that is allowed.
+
+In order: the nodes of its model in every region it may be served in, standby ones last; a shorter answer, where the
+client allows it; the operator's fallback model; a refusal that says when and where to try again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from math import ceil, inf
+from operator import itemgetter
+from time import monotonic
+
+from edgeproxy.access.tenants import Tenant
+from edgeproxy.gateway.account import Call
+from edgeproxy.gateway.admit import ChatRequest
+from edgeproxy.gateway.answer import Answer, Whole, whole
+from edgeproxy.gateway.decisions import choice
+from edgeproxy.gateway.plan import Plan, in_turn
+from edgeproxy.gateway.refusal import shortened, with_model, with_region
+from edgeproxy.gateway.relay import Relay, Request
+from edgeproxy.gateway.route import Router
+from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.protocol.openai.headers import Headers
+from edgeproxy.routing.choose import Decision, Hold
+from edgeproxy.upstream.node import Node
+
+DEGRADED = b"x-edge-degraded"
+"""Tells every client what was changed about its request."""
+
+
+class Course:
+    def __init__(self, router: Router, relay: Relay, budget_s: float, fallbacks: Mapping[str, str]) -> None:
+        """`budget_s`: for a first token, where the client names none. `fallbacks`: model -> model."""
+        self._router = router
+        self._relay = relay
+        self._budget_s = budget_s
+        self._fallbacks = fallbacks
+
+    async def run(
+        self, plan: Plan, asked: ChatRequest, tenant: Tenant, headers: Headers, answer: Answer, call: Call
+    ) -> None:
+        """Raises ClientGone, and UpstreamError where nothing but a cut can tell of a failure."""
+        request = Request(headers, asked.body, plan, partial(self._router.visit, plan))
+        refused = await self._serve(request, answer, call)
+        if refused is not None and request.offers:
+            fits, node = max(request.offers, key=itemgetter(0))
+            answer.fields.append((DEGRADED, b"max_tokens=%d" % fits))
+            shorter = replace(request, body=shortened(asked.body, fits))
+            refused = await self._relay.run(iter((node,)), shorter, answer, call) and refused
+        other = self._fallbacks.get(asked.model)
+        if refused is not None and other is not None and (refused.status == 429 or refused.status >= 500):
+            lesser = self._fallback(asked._replace(body=with_model(asked.body, other), model=other), tenant, request)
+            if lesser is not None:
+                answer.fields = [*_unchanged(answer), (DEGRADED, b"model=" + other.encode("ascii"))]
+                call.model = lesser.plan.label
+                refused = await self._serve(lesser, answer, call) and refused
+        if refused is not None:
+            answer.fields = _unchanged(answer)
+            call.code = refused.code
+            await self._relay.refuse(_advised(refused, plan, call), answer, call)
+
+    def _fallback(self, asked: ChatRequest, tenant: Tenant, request: Request) -> Request | None:
+        """None where the tenant's regions do not serve that model."""
+        try:
+            plan = self._router.plan(asked, tenant, request.plan.wishes)
+        except ApiError:
+            return None
+        return Request(request.headers, asked.body, plan, partial(self._router.visit, plan))
+
+    async def _serve(self, request: Request, answer: Answer, call: Call) -> Whole | None:
+        """None: it is answered. Else what the client is to be told if nobody else does better."""
+        plan = request.plan
+        decision = await self._decided(plan, call)
+        if call.choice is None:
+            call.choice = choice(decision)
+        now = monotonic()
+        if decision.first is None:
+            return whole(_none(plan, now))
+        return await self._relay.run(in_turn(decision, now), request, answer, call)
+
+    async def _decided(self, plan: Plan, call: Call) -> Decision[Node]:
+        begun = now = monotonic()
+        deadline = call.started + (plan.wishes.budget_s or self._budget_s)
+        found, until = plan.decide(now, deadline - now), inf
+        while isinstance(found, Hold):
+            until = min(until, found.until)  # the first hold's end, however often it has to wait
+            await self._router.holds.wait(plan, call.started, until, deadline)
+            now = monotonic()
+            found = plan.decide(now, until - now)
+        if until is not inf:
+            call.held_s += now - begun
+        return found
+
+
+def _unchanged(answer: Answer) -> Headers:
+    return [field for field in answer.fields if field[0] != DEGRADED]
+
+
+def _none(plan: Plan, now: float) -> ApiError:
+    """Nobody may be asked: 429 where all who could serve it asked for a pause, else 503."""
+    waits = [node.breaker.not_before - now for node in plan.nodes if not node.draining]
+    wait = min((wait for wait in waits if wait > 0), default=None)
+    if wait is None:
+        return ApiError(503, "no node serves this model now; try again", "no_node", headers=((b"retry-after", b"1"),))
+    return ApiError(
+        429,
+        f"every node that serves this model asked for a pause; try again in {ceil(wait)} s",
+        "rate_limit_exceeded",
+        headers=((b"retry-after-ms", b"%d" % ceil(wait * 1e3)), (b"retry-after", b"%d" % ceil(wait))),
+    )
+
+
+def _advised(refused: Whole, plan: Plan, call: Call) -> Whole:
+    """A client that pinned its request and may know of regions is told of another one, where memory was wanting."""
+    if plan.wishes.regions is None or not call.disclose:
+        return refused
+    elsewhere = plan.elsewhere(monotonic())
+    return refused if elsewhere is None else with_region(refused, elsewhere)

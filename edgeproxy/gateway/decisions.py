@@ -1,0 +1,103 @@
+"""Why requests went where they went: the last decisions with every term, and what came of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from edgeproxy.routing.choose import Decision, Option, Reason
+from edgeproxy.upstream.node import Node
+
+KEPT = 1000
+_OUTCOME = (
+    "time",
+    "request_id",
+    "tenant",
+    "model",
+    "status",
+    "code",
+    "region",
+    "node",
+    "attempts",
+    "failures",
+    "held_s",
+)
+
+
+class Choice(NamedTuple):
+    """A decision, as the estimates stood then."""
+
+    reason: Reason
+    hot: bool
+    tokens: float
+    """Of the prompt, as estimated."""
+    first: tuple[Option[Node], float] | None
+    """The node chosen with its forecast, and how many of the tokens it was taken to hold."""
+    runner_up: tuple[Option[Node], float] | None
+
+
+def choice(decision: Decision[Node]) -> Choice:
+    """To be asked before the request is sent: sending changes what the forecasts rest on."""
+    wanted, first, second = decision.wanted, decision.option, decision.runner_up
+    held = wanted.cached.get
+    return Choice(
+        decision.reason,
+        decision.hot,
+        wanted.tokens,
+        None if first is None else (first, held(first.node.slot, 0.0)),
+        None if second is None else (second, held(second.node.slot, 0.0)),
+    )
+
+
+class Decisions:
+    """A ring of the last KEPT. What is kept is rendered when somebody asks."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._ring: deque[tuple[Choice, Mapping[str, Any]]] = deque(maxlen=kept)
+
+    def add(self, made: Choice, record: Mapping[str, Any]) -> None:
+        """`record`: the request's line in the log."""
+        self._ring.append((made, record))
+
+    def latest(self, count: int) -> list[dict[str, Any]]:
+        """The newest first."""
+        return [_view(*entry) for entry in islice(reversed(self._ring), count)]
+
+    def of(self, request_id: str) -> dict[str, Any] | None:
+        """The newest of that id: clients may name their requests as they like."""
+        return next((_view(*entry) for entry in self._found(request_id)), None)
+
+    def _found(self, request_id: str) -> Iterator[tuple[Choice, Mapping[str, Any]]]:
+        return (entry for entry in reversed(self._ring) if entry[1]["request_id"] == request_id)
+
+
+def _view(made: Choice, record: Mapping[str, Any]) -> dict[str, Any]:
+    expected, shown = record["expected_s"], record["shown_s"]
+    return {
+        **{name: record[name] for name in _OUTCOME},
+        "reason": made.reason,
+        "hot": made.hot,
+        "prompt_tokens": round(made.tokens),
+        "chosen": _option(made.first),
+        "runner_up": _option(made.runner_up),
+        "expected_s": expected,
+        "actual_s": shown,
+        "error_s": None if expected is None or shown is None else expected - shown,
+        "actual": {name: record[name] for name in ("rtt_s", "edge_s", "parse_s", "queue_s", "prefill_s", "first_s")},
+    }
+
+
+def _option(found: tuple[Option[Node], float] | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    option, held = found
+    terms = {f"{name}_s": seconds for name, seconds in option.forecast._asdict().items()}
+    return {
+        "node": option.node.name,
+        "region": option.node.region,
+        **terms,
+        "total_s": option.forecast.total,
+        "cached_tokens": round(held),
+    }

@@ -1,0 +1,165 @@
+"""One request's way through the fleet: what of it decides where it goes, and who may serve it as things stand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+from edgeproxy.gateway.controls import Controls
+from edgeproxy.routing.affinity import Sessions
+from edgeproxy.routing.choose import MAX_HOLD_S, Decision, Hold, Wanted, choose
+from edgeproxy.routing.home import Home
+from edgeproxy.routing.prefix import held_bytes
+from edgeproxy.routing.shortlist import Shortlist
+from edgeproxy.upstream.node import Fleet, Node
+
+BYTES_PER_TOKEN = 4.0
+"""Of a prompt as JSON, until answers have told: English text in the usual vocabularies."""
+_WEIGHT = 0.1
+_BYTES_PER_TOKEN = (0.5, 16.0)
+_BELIEVED_SHARE = 0.75
+"""Of what was believed to be cached: an answer that counts less shows that the node has forgotten."""
+_NOTHING: dict[int, int] = {}
+
+
+class Prompt(NamedTuple):
+    """What of a request decides where it goes."""
+
+    size: int
+    """Bytes."""
+    names: tuple[int, ...]
+    """Of its chunks, keyed by tenant and model."""
+    session: int | None
+
+
+@dataclass(slots=True)
+class Text:
+    """What is known of the texts of one model."""
+
+    bytes_per_token: float = BYTES_PER_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What all plans share."""
+
+    fleet: Fleet
+    sessions: Sessions
+    rng: Random
+
+
+class Plan:
+    """One request's way: asked as often as it has to be sent somewhere."""
+
+    __slots__ = ("_depths", "_nodes", "_text", "decision", "known", "label", "prompt", "wanted", "wishes")
+
+    def __init__(
+        self, known: Known, label: str, nodes: Shortlist[Node], prompt: Prompt, text: Text, wishes: Controls
+    ) -> None:
+        self.known = known
+        self._nodes = nodes
+        self._text = text
+        self.label = label
+        """The model's name for logs and labels."""
+        self.prompt = prompt
+        self._depths = known.fleet.prefixes.depths(prompt.names) if prompt.names else _NOTHING
+        self.wishes = wishes
+        self.wanted = self._wanted()
+        self.decision: Decision[Node] | None = None
+        """The last one."""
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """All that may serve it."""
+        regions = self.wishes.regions
+        return self._nodes.nodes if regions is None else [node for node in self._nodes.nodes if node.region in regions]
+
+    @property
+    def slots(self) -> Collection[int]:
+        return {node.slot for node in self.nodes}
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self._text.bytes_per_token
+
+    def decide(self, now: float, hold_s: float = 0.0) -> Decision[Node] | Hold:
+        """`hold_s`: how long it may be held where all nodes are hot."""
+        wanted = self.wanted if hold_s <= 0.0 else self.wanted._replace(hold_s=min(hold_s, MAX_HOLD_S))
+        known, regions = self.known, self.wishes.regions
+        if regions is None:
+            home = known.fleet.home
+            nodes = self._nodes.pick(wanted, home, now, known.rng)
+        else:
+            home = Home(regions, strict=True)
+            nodes = self.nodes
+        found = choose(nodes, wanted, home, now, known.rng)
+        if not isinstance(found, Hold):
+            self.decision = found
+        return found
+
+    def in_turn(self, now: float) -> Iterator[Node]:
+        """Every node that may serve it, as things stand."""
+        found = self.decide(now)
+        assert not isinstance(found, Hold)  # no leave to hold was given
+        return in_turn(found, now)
+
+    def depth(self, slot: int) -> int:
+        """How many chunks of its prompt the node was taken to hold."""
+        return self._depths.get(slot, 0)
+
+    def forget(self, slot: int) -> None:
+        """The node holds nothing of the prompt after all."""
+        self._depths.pop(slot, None)
+
+    def elsewhere(self, now: float) -> str | None:
+        """A region outside those wished for that has a fit node with room."""
+        wished = self.wishes.regions or ()
+        others = [node for node in self._nodes.nodes if node.region not in wished]
+        found = choose(others, self.wanted, self.known.fleet.home, now, self.known.rng)
+        if isinstance(found, Hold) or found.first is None or found.hot or not found.healthy:
+            return None
+        return found.first.region
+
+    def counted(self, slot: int, prompt_tokens: int, cached_tokens: int | None) -> None:
+        """An answer of the node counted its prompt."""
+        size = self.prompt.size
+        if prompt_tokens <= 0 or not size:
+            return
+        least, most = _BYTES_PER_TOKEN
+        found = min(max(size / prompt_tokens, least), most)
+        self._text.bytes_per_token += (found - self._text.bytes_per_token) * _WEIGHT
+        believed = self.wanted.cached.get(slot, 0.0)
+        if cached_tokens is not None and cached_tokens < _BELIEVED_SHARE * min(believed, prompt_tokens):
+            self.known.fleet.prefixes.overestimated(slot)
+
+    def _wanted(self) -> Wanted:
+        prompt, per_token = self.prompt, self._text.bytes_per_token
+        cached = {slot: held_bytes(depth) / per_token for slot, depth in self._depths.items()}
+        sticky = None if prompt.session is None else self.known.sessions.slot(prompt.session)
+        return Wanted(prompt.size / per_token, cached, sticky)
+
+
+def in_turn(decision: Decision[Node], now: float) -> Iterator[Node]:
+    """The first choice, then the best of each region that has not been tried, then the rest: what fails a request is
+    seldom one node's own, and a region that dies takes all its nodes along. Unfit nodes stay last; after them come
+    those that have been down and up again since `now`, the time of the decision."""
+    first = decision.first
+    if first is None:
+        return
+    yield first
+    others, fit = decision.candidates[1:], max(decision.healthy - 1, 0)
+    tried = {first.region}
+    later: list[Node] = []
+    for node in others[:fit]:
+        if node.region in tried or node.standby:
+            later.append(node)
+        else:
+            tried.add(node.region)
+            yield node
+    yield from later
+    yield from others[fit:]
+    for node in decision.candidates:
+        if node.ready and node.ready_since > now:
+            yield node

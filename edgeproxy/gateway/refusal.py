@@ -1,0 +1,53 @@
+"""What a node's refusal says of how the request could succeed, and the same request made smaller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from edgeproxy.gateway.answer import Whole
+
+_LENGTHS = ("max_completion_tokens", "max_tokens")
+
+
+def fitting_tokens(refused: Whole) -> int | None:
+    """`max_tokens_that_fit` of a refusal for want of memory; None where there is none, or nothing fits."""
+    if refused.status not in (400, 429):
+        return None
+    recovery = _recovery(refused)
+    fits = None if recovery is None else recovery.get("max_tokens_that_fit")
+    return fits if isinstance(fits, int) and not isinstance(fits, bool) and fits > 0 else None
+
+
+def with_region(refused: Whole, region: str) -> Whole:
+    """Names the region in which the request might succeed. A node knows no regions, so that its proxy fills this in."""
+    recovery = _recovery(refused)
+    if recovery is None:
+        return refused
+    value = orjson.loads(refused.body)
+    value["error"]["recovery"]["retry_region"] = region
+    return refused._replace(body=orjson.dumps(value))
+
+
+def shortened(body: bytes, tokens: int) -> bytes:
+    """The request with room for an answer of so many tokens."""
+    value = orjson.loads(body)
+    name = next((name for name in _LENGTHS if value.get(name) is not None), _LENGTHS[1])
+    return orjson.dumps(value | {name: tokens})
+
+
+def with_model(body: bytes, model: str) -> bytes:
+    return orjson.dumps(orjson.loads(body) | {"model": model})
+
+
+def _recovery(refused: Whole) -> dict[str, Any] | None:
+    if b'"recovery"' not in refused.body:
+        return None
+    try:
+        value = orjson.loads(refused.body)
+    except orjson.JSONDecodeError:
+        return None
+    error = value.get("error") if isinstance(value, dict) else None
+    recovery = error.get("recovery") if isinstance(error, dict) else None
+    return recovery if isinstance(recovery, dict) else None

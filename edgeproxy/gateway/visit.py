@@ -1,0 +1,92 @@
+"""One request at one node: what is expected of it, and what the estimates learn from what came of it."""
+
+from __future__ import annotations
+
+from time import monotonic
+from types import TracebackType
+
+from edgeproxy.gateway.account import Call
+from edgeproxy.gateway.answer import Whole
+from edgeproxy.gateway.attempt import Begun
+from edgeproxy.gateway.hold import Holds
+from edgeproxy.gateway.plan import Plan
+from edgeproxy.routing.forecast import Timings
+from edgeproxy.upstream.node import Node
+
+_WORK = ("parse", "prefill", "first")
+"""Of the node's own terms, those that are not queue."""
+
+
+class Visit:
+    """A context that counts the request at the node. What ends it without `served` teaches nothing."""
+
+    __slots__ = ("_holds", "_plan", "_served", "at", "expected", "node", "sent")
+
+    def __init__(self, plan: Plan, node: Node, holds: Holds, now: float) -> None:
+        self._plan = plan
+        self._holds = holds
+        self._served = False
+        self._begin(node, now)
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def move(self, node: Node) -> None:
+        """The request goes on at another node."""
+        self._end()
+        self._begin(node, monotonic())
+
+    def answered(self, outcome: Whole | Begun, call: Call) -> None:
+        """The first content is here, or a whole answer. A refusal teaches nothing."""
+        if isinstance(outcome, Whole) and outcome.status != 200:
+            return
+        plan, node = self._plan, self.node
+        tokens = self.sent.tokens
+        if call.prompt_tokens is not None:
+            plan.counted(node.slot, call.prompt_tokens, call.cached_tokens)
+            if call.cached_tokens is not None:
+                tokens = max(float(call.prompt_tokens - call.cached_tokens), 1.0)
+        if plan.prompt.session is not None:
+            plan.known.sessions.served(plan.prompt.session, node.slot)
+        outlook, first_at, terms = node.outlook, call.first_at, call.terms
+        if first_at is None:  # not streamed, by a node that tells no terms: when its first token was made, nobody knows
+            outlook.load.began(self.sent, None)
+            return
+        queue = terms.get("queue")
+        work = None if queue is None else sum([terms.get(name, 0.0) for name in _WORK])
+        timings = Timings(first_at - self.at, queue, work)
+        outlook.began(self.sent, tokens, timings, self.expected)
+        call.expected_s, call.shown_s = self.expected, timings.first_token
+
+    def resumed(self) -> None:
+        """Another node goes on with the stream: its prompt is computed, and tells nothing of first tokens."""
+        self.node.outlook.load.began(self.sent, None)
+
+    def served(self) -> None:
+        """The answer came to its end."""
+        self._served = True
+
+    def _begin(self, node: Node, now: float) -> None:
+        plan, outlook, slot = self._plan, node.outlook, node.slot
+        self.node = node
+        self.at = now
+        tokens = plan.wanted.to_compute(slot)
+        self.expected = outlook.cost(now, tokens)
+        """Seconds to the first token, as forecast when it was sent."""
+        self.sent = outlook.sent(now, tokens)
+        if plan.prompt.names:
+            plan.known.fleet.prefixes.sent(slot, plan.prompt.names)
+        node.in_flight += 1
+
+    def _end(self) -> None:
+        node, plan = self.node, self._plan
+        node.in_flight -= 1
+        node.outlook.ended(self.sent, monotonic(), served=self._served)
+        if not self.sent.began and plan.prompt.names:
+            plan.known.fleet.prefixes.unsent(node.slot, plan.prompt.names, plan.depth(node.slot))
+        self._holds.rest(node)

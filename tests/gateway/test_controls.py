@@ -1,0 +1,78 @@
+"""What a client may wish for is honoured or refused, never dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeproxy.access.keys import Keys, generate_key
+from edgeproxy.gateway.controls import Controls, controls
+from edgeproxy.protocol.openai.errors import ApiError
+from tests.gateway.drive import ask, chat, edge
+
+REGIONS = ("near", "far")
+
+
+def test_every_wish_is_read() -> None:
+    fields = {
+        b"x-edge-region": b"far, near,far",
+        b"x-latency-budget-ms": b"80",
+        b"x-session-id": b"s-1",
+        b"x-edge-degrade": b"Allow",
+    }
+    assert controls(fields, REGIONS) == Controls(("far", "near"), 0.080, b"s-1", True)
+    assert controls({b"host": b"x"}, REGIONS) == Controls()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"x-edge-region", b""),
+        (b"x-edge-region", b"near,"),
+        (b"x-edge-region", b"elsewhere"),
+        (b"x-edge-region", b"near,elsewhere"),
+        (b"x-edge-region", b"\xff\xfe"),
+        (b"x-edge-region", b",".join([b"near"] * 17)),
+        (b"x-latency-budget-ms", b"0"),
+        (b"x-latency-budget-ms", b"soon"),
+        (b"x-latency-budget-ms", b"99999999"),
+        (b"x-session-id", b""),
+        (b"x-session-id", b"s" * 257),
+        (b"x-edge-degrade", b"yes"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(name: bytes, value: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        controls({name: value}, REGIONS)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_value")
+    assert caught.value.param == name.decode()
+
+
+async def test_a_pinned_request_is_served_there_or_nowhere(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        assert (await ask(e.app, chat("ok"))).header(b"x-edge-region") == b"near"
+        reply = await ask(e.app, chat("ok"), headers={"x-edge-region": "far"})
+        assert (reply.status, reply.header(b"x-edge-region")) == (200, b"far")
+        before = len(e.near.chats)
+        reply = await ask(e.app, chat("500"), headers={"x-edge-region": "far"})
+        assert (reply.status, reply.header(b"x-edge-attempts")) == (502, b"1")
+        assert len(e.near.chats) == before
+
+
+async def test_a_tenant_cannot_wish_for_regions_that_are_not_its_own(tmp_path: Path) -> None:
+    key, hashed = generate_key()
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"keys:\n  - {{tenant: acme, sha256: '{hashed}', regions: [near]}}\n")
+    async with edge(tmp_path, keys=Keys(path)) as e:
+        reply = await ask(e.app, chat("ok"), headers={"x-edge-region": "far", "authorization": f"Bearer {key}"})
+        assert (reply.status, reply.error["param"]) == (400, "x-edge-region")
+        assert e.far.chats == []
+
+
+async def test_a_draining_region_is_not_reached_by_a_pin(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        e.fleet.nodes[1].draining = True
+        reply = await ask(e.app, chat("ok"), headers={"x-edge-region": "far"})
+        assert (reply.status, reply.error["code"]) == (503, "no_node")
+        assert e.far.chats == []

@@ -1,0 +1,137 @@
+"""What happens, in this order, to a request that its best node does not take."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from edgeproxy.config import NodeConfig, RegionConfig
+from edgeproxy.routing.load import Occupancy
+from edgeproxy.upstream.node import Node
+from tests.fake_node import FakeNode
+from tests.gateway.drive import Edge, ask, begin, chat, edge
+
+
+def busy(node: Node, now: float, *, waiting: int = 3) -> None:
+    node.outlook.reported(Occupancy(2, waiting, 5000, 100_000), now)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_standby_nodes_serve_when_all_others_are_down_and_not_before(tmp_path: Path) -> None:
+    async with FakeNode() as usual, FakeNode() as spare:
+        regions = (
+            RegionConfig("near", (NodeConfig("spare", "native", spare.url, ("ok",), standby=True),)),
+            RegionConfig("far", (NodeConfig("usual", "native", usual.url, ("ok",)),)),
+        )
+        async with edge(tmp_path, regions=regions) as e:
+            assert (await ask(e.app, chat("ok"))).header(b"x-edge-region") == b"far"
+            e.fleet.nodes[1].down("test")
+            assert (await ask(e.app, chat("ok"))).header(b"x-edge-region") == b"near"
+            assert e.lines.requests[-1]["reason"] == "standby"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_is_made_shorter_only_where_the_client_allows_it(tmp_path: Path, stream: bool) -> None:
+    async with edge(tmp_path) as e:
+        body = chat("short-of-memory", stream=stream, max_tokens=500)
+        reply = await ask(e.app, body)
+        assert (reply.status, reply.error["code"]) == (429, "oom_predicted")
+        assert reply.error["recovery"]["max_tokens_that_fit"] == 8
+        assert reply.header(b"x-edge-degraded") is None
+        for node in e.fleet.nodes:
+            node.breaker.not_before = 0.0
+        reply = await ask(e.app, body, headers={"x-edge-degrade": "allow"})
+        assert (reply.status, reply.header(b"x-edge-degraded")) == (200, b"max_tokens=8")
+
+
+async def test_the_fallback_model_answers_when_no_node_takes_the_request_and_the_client_is_told(tmp_path: Path) -> None:
+    async with FakeNode() as first, FakeNode() as second:
+        regions = (
+            RegionConfig("near", (NodeConfig("first", "native", first.url, ("500", "429", "400")),)),
+            RegionConfig("far", (NodeConfig("second", "native", second.url, ("ok",)),)),
+        )
+        fallbacks = {"500": "ok", "429": "ok", "400": "ok"}
+        async with edge(tmp_path, regions=regions, fallbacks=fallbacks) as e:
+            # What is wrong with the request itself, no other model mends.
+            reply = await ask(e.app, chat("400"))
+            assert (reply.status, reply.header(b"x-edge-degraded")) == (400, None)
+            for model in ("500", "429"):
+                reply = await ask(e.app, chat(model))
+                assert (reply.status, reply.header(b"x-edge-degraded")) == (200, b"model=ok"), model
+                assert e.lines.requests[-1]["model"] == "ok"
+            assert second.chats[-1].model == "ok"
+
+
+async def test_where_the_fallback_fails_too_the_first_refusal_is_told(tmp_path: Path) -> None:
+    async with edge(tmp_path, fallbacks={"429": "500"}) as e:
+        reply = await ask(e.app, chat("429"))
+        assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
+        assert reply.header(b"x-edge-degraded") is None
+
+
+async def test_nodes_that_asked_for_a_pause_get_it(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        await ask(e.app, chat("429"))
+        before = len(e.near.chats) + len(e.far.chats)
+        reply = await ask(e.app, chat("429"))
+        assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
+        assert 6000 < int(reply.header(b"retry-after-ms") or 0) <= 6500
+        assert reply.header(b"retry-after") == b"7"
+        assert len(e.near.chats) + len(e.far.chats) == before
+
+
+async def hot(e: Edge) -> None:
+    for node in e.fleet.nodes:
+        busy(node, now())
+
+
+async def test_while_all_are_hot_a_request_is_held_and_goes_to_the_first_that_turns_cold(tmp_path: Path) -> None:
+    async with edge(tmp_path, budget_ms=60_000) as e:
+        slow = begin(e.app, chat("slow"))
+        await e.near.until(lambda: bool(e.near.chats))
+        await hot(e)
+        held = begin(e.app, chat("ok"))
+        await asyncio.sleep(0)
+        busy(e.fleet.nodes[0], now(), waiting=0)
+        e.fleet.nodes[0].outlook.load.free_at = 0.0
+        e.near.gate.set()
+        reply = await held.done()
+        assert (reply.status, reply.header(b"x-edge-region")) == (200, b"near")
+        assert (await slow.done()).status == 200
+        record = next(line for line in e.lines.requests if line["model"] == "ok")
+        assert 0 < record["held_s"] <= 0.3
+
+
+async def test_a_hold_ends_with_the_requests_budget_and_then_it_takes_the_least_queue(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        await hot(e)
+        reply = await ask(e.app, chat("ok"), headers={"x-latency-budget-ms": "20"})
+        assert reply.status == 200
+        assert 0 < e.lines.requests[-1]["held_s"] < 0.25
+
+
+async def test_a_client_that_leaves_while_held_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with edge(tmp_path, budget_ms=60_000) as e:
+        await hot(e)
+        held = begin(e.app, chat("ok"))
+        await asyncio.sleep(0.02)
+        held.leave()
+        await held.done()
+        assert e.lines.requests[-1]["client_gone"]
+        assert e.near.chats == [] and e.far.chats == []
+        assert all(node.outlook.load.pending == 0 for node in e.fleet.nodes)
+
+
+async def test_a_pinned_request_refused_for_memory_is_told_of_another_region(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        reply = await ask(e.app, chat("short-of-memory"), headers={"x-edge-region": "near"})
+        assert reply.status == 429
+        assert reply.error["recovery"]["retry_region"] == "far"
+        e.fleet.nodes[0].breaker.not_before = 0.0
+        reply = await ask(e.app, chat("short-of-memory"), headers={"x-edge-region": "near"}, client="192.0.2.7")
+        assert "retry_region" not in reply.error["recovery"]
