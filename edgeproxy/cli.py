@@ -116,6 +116,33 @@ def keys(tenant: str, path: Path, disclose: bool, admin: bool, regions: tuple[st
     )
 
 
+@main.command()
+@CONFIG
+@click.option("--admin", "base_url", help="URL of the admin listener, where the deployment's own is not to be asked.")
+@click.argument("request_id")
+def explain(config: Path, base_url: str | None, request_id: str) -> None:
+    """Say why a request went where it went. REQUEST_ID is the answer's x-request-id."""
+    from edgeproxy.explain import ExplainError, explained
+
+    try:
+        click.echo(explained(base_url or _admin_url(config), request_id))
+    except ExplainError as error:
+        _fail(str(error))
+
+
+def _admin_url(config: Path) -> str:
+    from edgeproxy.config import ConfigError
+    from edgeproxy.config_file import load
+
+    try:
+        admin = load(config).listen.admin
+    except ConfigError as error:
+        _fail(str(error))
+    if admin is None:
+        _fail(f"{config}: has no `listen: admin:`; decisions are told there only")
+    return f"http://{_reachable(admin)}"
+
+
 @main.command("dev-cert")
 @STATE
 def dev_cert(state: Path) -> None:

@@ -128,11 +128,6 @@ class _Node:
             raise self.error(f"is {self.value}", f"give a number from {least:g} to {most:g}")
         return float(self.value)
 
-    def flag(self) -> bool:
-        if not isinstance(self.value, bool):
-            raise self.error(f"is {_kind(self.value)}", "write true or false")
-        return self.value
-
     def count(self, least: int, most: int) -> int:
         number = self.number(least, most)
         if not number.is_integer():
@@ -202,7 +197,6 @@ def _limits(node: _Node) -> GatewayLimits:
         "first_byte_s": lambda n: n.number(0.1, 3600),
         "stall_s": lambda n: n.number(0.1, 3600),
         "resume_after_s": lambda n: n.number(0.1, 3600),
-        "hedge_share": lambda n: n.number(0, 0.1),
     }
     return GatewayLimits(**{name: readers[name](item) for name, item in node.mapping(readers).items()})
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 # From the top of the house to its foundations; a room may import rooms that stand after it.
 ROOMS = [
     "edgeproxy.cli",
+    "edgeproxy.explain",
     "edgeproxy.server",
     "edgeproxy.reload",
     "edgeproxy.app",

@@ -131,7 +131,8 @@ class Relay:
     ) -> None:
         answer.fields += call.disclosure()
         if isinstance(outcome, Whole):
-            visit.served()
+            if outcome.status == 200:
+                visit.served()
             await answer.give(outcome)
             return
         if outcome.parser is None:

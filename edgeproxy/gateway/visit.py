@@ -16,6 +16,9 @@ from edgeproxy.upstream.node import Node
 _WORK = ("parse", "prefill", "first")
 """Of the node's own terms, those that are not queue."""
 
+_TELLING = 8
+"""A node's first answers also stand for nodes of its model that have not answered yet."""
+
 
 class Visit:
     """A context that counts the request at the node. What ends it without `served` teaches nothing."""
@@ -61,6 +64,9 @@ class Visit:
         work = None if queue is None else sum([terms.get(name, 0.0) for name in _WORK])
         timings = Timings(first_at - self.at, queue, work)
         outlook.began(self.sent, tokens, timings, self.expected)
+        if outlook.pace.samples <= _TELLING:
+            for other in plan.nodes:
+                other.outlook.pace.suppose(outlook.pace)
         call.expected_s, call.shown_s = self.expected, timings.first_token
 
     def resumed(self) -> None:

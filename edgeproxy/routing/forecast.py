@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log
+from math import inf, log
 from typing import NamedTuple
 
 from edgeproxy.routing.load import FRESH_S, Load, Occupancy, Sent
@@ -13,6 +13,8 @@ UNMEASURED_S = 1.0
 """Taken for the network of a node that nobody has measured: after all that were, in the operator's order."""
 P95_FACTOR = log(10)
 """Of the mean distance between forecast and fact: where 5 % of a Laplace distribution's one side lie beyond."""
+STARVED_S = 30.0
+"""Without an answer for so long, six probes of a near node, what was learnt of a node's pace begins to fade."""
 _WEIGHT = 0.1
 _GAIN_DECAY = 0.95
 _GAIN_PRIOR = 0.020**2
@@ -47,7 +49,7 @@ class Timings(NamedTuple):
 class Outlook:
     """One node: how far (`rtt`), how busy (`load`), how fast (`pace`)."""
 
-    __slots__ = ("_gain_xx", "_gain_xy", "error", "extra_trips", "load", "pace", "queue_gain", "rtt")
+    __slots__ = ("_gain_xx", "_gain_xy", "_learnt_at", "error", "extra_trips", "load", "pace", "queue_gain", "rtt")
 
     def __init__(self, rtt: RttEstimator | None = None, pace: Pace | None = None) -> None:
         self.rtt = rtt or RttEstimator()
@@ -60,6 +62,7 @@ class Outlook:
         self.queue_gain = 1.0
         """Real queue by expected queue: a scheduler that takes short prompts first makes it small."""
         self._gain_xx = self._gain_xy = _GAIN_PRIOR
+        self._learnt_at = -inf
 
     def cost(self, now: float, tokens: float) -> float:
         """`forecast(...).total`: asked of every node at every request, and therefore unrolled.
@@ -109,7 +112,13 @@ class Outlook:
         if work is None:
             # All is mixed: what is neither the network nor the queue that we expected was work.
             work = timings.first_token - (self.rtt.srtt or 0.0) - sent.queue * self.queue_gain
+        self._learnt_at = sent.at + timings.first_token
         self.pace.observe(tokens, sent.running, max(work, 0.0))
+
+    def probed(self, now: float) -> None:
+        """It lives: where it has not answered for a while, its pace is doubted, so that it does not starve."""
+        if now - self._learnt_at > STARVED_S and not self.load.pending:
+            self.pace.relax()
 
     def ended(self, sent: Sent, now: float, *, served: bool) -> None:
         """The answer is over. One that failed teaches nothing: a node that fails fast must not look fast."""

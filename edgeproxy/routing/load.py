@@ -45,7 +45,7 @@ class Occupancy:
 class Sent:
     """A request that this proxy has sent and whose answer is not over."""
 
-    __slots__ = ("at", "began", "queue", "running", "tokens")
+    __slots__ = ("at", "began", "queue", "running", "tokens", "work")
 
     def __init__(self, at: float, tokens: float, running: float, queue: float) -> None:
         """`tokens`: of its prompt, to be computed; `running`, `queue` (seconds): as expected there when it was sent."""
@@ -54,6 +54,8 @@ class Sent:
         self.running = running
         self.queue = queue
         self.began = False
+        self.work = 0.0
+        """Seconds by which it made the queue longer."""
 
 
 class Load:
@@ -123,7 +125,8 @@ class Load:
         if len(self._pending) < _MAX_PENDING:
             self._pending[sent] = None
             self._pending_tokens += sent.tokens
-        self.free_at = max(self.free_at, sent.at) + pace.decode + sent.tokens * pace.drain(self.running)
+        sent.work = pace.decode + sent.tokens * pace.drain(self.running)
+        self.free_at = max(self.free_at, sent.at) + sent.work
         self.free_tokens -= sent.tokens
 
     def began(self, sent: Sent, queue: float | None) -> None:
@@ -141,6 +144,8 @@ class Load:
             self.running = max(self.running - 1.0, 0.0)
         if served:
             self._service_s += (now - sent.at - self._service_s) * _WEIGHT
+        if not sent.began:  # nobody waits behind it any more
+            self.free_at -= sent.work
         self.free_tokens += sent.tokens
         self._settle(sent)
 

@@ -24,6 +24,8 @@ MAX_DECODE_S = 30.0
 LEAST_SHARE = 0.25
 """Of what a node declares a token to take: no sample makes it less. Two alike cannot tell it from fixed cost, and a
 token taken to cost nothing makes a queue of any length look empty."""
+RELAXED = 0.8
+"""By so much a node that gets no requests looks faster at each probe: it is tried again (Peak-EWMA decays likewise)."""
 _OUTLIER = 4.0
 """A sample moves the model as if it were at most so many mean errors away: one stalled answer is no new speed."""
 _OUTLIER_FLOOR = 0.5
@@ -81,6 +83,20 @@ class Pace:
             self._least = LEAST_SHARE * min(1.0 / tokens_per_s, MAX_PER_TOKEN_S)
             if not self.samples:
                 self.per_token = self._least / LEAST_SHARE
+
+    def suppose(self, other: Pace) -> None:
+        """Another node of the model has answered, and this one never has: it is taken to be alike."""
+        if not self.samples:
+            self.decode, self.per_row = other.decode, other.per_row
+            if not self._least:
+                self.per_token = other.per_token
+
+    def relax(self) -> None:
+        """No answer for a while: what made it slow may be over, and nobody would find out if it were never tried."""
+        if self.samples:
+            self.decode *= RELAXED
+            self.per_row *= RELAXED
+            self.per_token = max(self.per_token * RELAXED, self._least)
 
     def observe(self, tokens: float, running: float, seconds: float) -> None:
         """An answer's prefill and first decode step together took `seconds`. Never called for a failed request."""

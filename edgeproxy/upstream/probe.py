@@ -135,6 +135,7 @@ class Prober:
             now = self._clock()
             node.up(now)
             node.breaker.probed(now)
+            node.outlook.probed(now)
         return not trouble
 
     async def _measure(self, node: Node) -> str:

@@ -30,6 +30,7 @@ def http1(deployment: Deployment, content: bytes) -> Iterator[threading.Event]:
     arrived = threading.Event()
     with socket.create_connection(("127.0.0.1", deployment.http), timeout=60) as sock:
         head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        head += "x-edge-region: near\r\n"
         sock.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
 
         def wait() -> None:
@@ -59,7 +60,7 @@ def http3(deployment: Deployment, content: bytes) -> Iterator[threading.Event]:
         handle.setopt(pycurl.URL, f"{deployment.tls_url}/chat/completions")
         handle.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_3ONLY)
         handle.setopt(pycurl.CAINFO, str(deployment.ca))
-        handle.setopt(pycurl.HTTPHEADER, ["content-type: application/json"])
+        handle.setopt(pycurl.HTTPHEADER, ["content-type: application/json", "x-edge-region: near"])
         handle.setopt(pycurl.POSTFIELDS, content)
         handle.setopt(pycurl.WRITEFUNCTION, receive)
         handle.setopt(pycurl.NOPROGRESS, False)

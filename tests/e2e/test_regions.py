@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from typing import Any
 
 import httpx
 import pytest
@@ -13,10 +15,16 @@ from tests.e2e.deployment import MODEL, Deployment, nodes, wait_until
 pytestmark = pytest.mark.xdist_group("e2e")
 
 
-def ask(deployment: Deployment, *, stream: bool = False) -> httpx.Response:
+def decision(deployment: Deployment, request_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"http://127.0.0.1:{deployment.admin}/admin/decisions/{request_id}").json()
+    return found
+
+
+def ask(deployment: Deployment, *, stream: bool = False, region: str | None = None) -> httpx.Response:
     question = {"role": "user", "content": "What is the capital of France?"}
     body = {"model": MODEL, "messages": [question], "temperature": 0, "max_tokens": 16, "stream": stream}
-    return httpx.post(f"{deployment.base_url}/chat/completions", json=body, timeout=60)
+    wish = {} if region is None else {"x-edge-region": region}
+    return httpx.post(f"{deployment.base_url}/chat/completions", json=body, headers=wish, timeout=60)
 
 
 def test_far_is_40_ms_away_and_near_is_here(deployment: Deployment) -> None:
@@ -28,14 +36,42 @@ def test_far_is_40_ms_away_and_near_is_here(deployment: Deployment) -> None:
     wait_until(measured, 60, deployment)
 
 
-def test_the_nearest_region_answers_and_says_where_the_time_went(deployment: Deployment) -> None:
+def test_an_answer_says_where_it_came_from_and_where_the_time_went(deployment: Deployment) -> None:
     for stream in (False, True):
-        answer = ask(deployment, stream=stream)
+        answer = ask(deployment, stream=stream, region="near")
         assert answer.status_code == 200
         assert answer.headers["x-edge-region"] == "near"
         assert answer.headers["x-request-id"]
         timing = {entry.split(";")[0].strip() for entry in answer.headers["server-timing"].split(",")}
         assert timing >= {"rtt", "edge", "queue", "prefill", "first"}
+
+
+def test_the_region_chosen_is_the_one_that_was_forecast_to_answer_first(deployment: Deployment) -> None:
+    for _ in range(5):
+        answer = ask(deployment, stream=True)
+        found = decision(deployment, answer.headers["x-request-id"])
+        chosen, other = found["chosen"], found["runner_up"]
+        assert chosen["region"] == answer.headers["x-edge-region"] == found["region"]
+        if found["reason"] == "home":  # which is left only for a clear gain
+            assert chosen["total_s"] - other["total_s"] <= max(0.010, 0.2 * chosen["total_s"]) + 1e-6
+        else:
+            assert found["reason"] == "faster" and chosen["total_s"] < other["total_s"]
+
+
+def test_a_loaded_near_region_loses_to_an_idle_far_one(deployment: Deployment) -> None:
+    def load() -> None:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "word " * 1500}], "max_tokens": 1}
+        httpx.post(f"{deployment.base_url}/chat/completions", json=body, headers={"x-edge-region": "near"}, timeout=120)
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: nodes(deployment)["near-1"]["in_flight"] == 2, 30, deployment)
+    answer = ask(deployment, stream=True)
+    assert answer.headers["x-edge-region"] == "far"
+    assert decision(deployment, answer.headers["x-request-id"])["reason"] == "faster"
+    for thread in threads:
+        thread.join()
 
 
 def test_the_death_of_near_is_invisible_and_it_comes_back_by_itself(own_deployment: Deployment) -> None:
@@ -44,13 +80,13 @@ def test_the_death_of_near_is_invisible_and_it_comes_back_by_itself(own_deployme
     (near,) = deployment.children(f"--port {deployment.near}")
     os.kill(near, signal.SIGKILL)
     for _ in range(5):
-        answer = ask(deployment)
+        answer = ask(deployment, region="near, far")
         assert answer.status_code == 200
         assert answer.json()["choices"][0]["message"] == expected
         if answer.headers["x-edge-region"] == "near":
             break  # started again already
     else:
         assert answer.headers["x-edge-region"] == "far"
-    wait_until(lambda: ask(deployment).headers["x-edge-region"] == "near", 60, deployment)
+    wait_until(lambda: ask(deployment, region="near, far").headers["x-edge-region"] == "near", 60, deployment)
     (again,) = deployment.children(f"--port {deployment.near}")
     assert again != near

@@ -8,7 +8,7 @@ from random import Random
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeproxy.access.keys import Keys, generate_key
@@ -113,6 +113,7 @@ def test_no_body_is_a_fault(body: bytes) -> None:
         assert error.status == 400
 
 
+@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)

@@ -124,3 +124,13 @@ def test_what_was_sent_and_has_ended_leaves_nothing_behind(steps: list[tuple[str
         load.ended(one, now, served=False)
     load.reported(Occupancy(0, 0, 0, 10_000), PACE, now + 1, trip=0.01)
     assert (load.pending, load.running, load.queue(now + 1), load.free_tokens) == (0, 0, 0, 10_000)
+
+
+def test_who_leaves_before_the_first_token_is_no_queue_any_more() -> None:
+    load = Load()
+    kept, gone = send(load, 1.0, 100.0), send(load, 1.0, 6000.0)
+    load.reported(Occupancy(2, 0, 6100), PACE, 1.1, trip=0.0)
+    load.ended(gone, 1.2, served=False)
+    assert load.queue(1.2) <= 0.1
+    load.ended(kept, 1.3, served=True)
+    assert load.queue(1.3) == 0.0

@@ -71,3 +71,23 @@ def test_what_a_token_takes_is_never_learnt_to_be_next_to_nothing() -> None:
     pace.observe(386.0, 0.0, 0.041)
     pace.observe(311.0, 0.0, 0.047)
     assert pace.per_token >= 0.25 / 5000.0
+
+
+def test_a_node_that_has_never_answered_is_taken_to_be_like_one_that_has() -> None:
+    known, unknown, rated = taught(Pace(), 100, Random(5)), Pace(), Pace()
+    rated.declared(100.0)
+    for pace in (unknown, rated):
+        pace.suppose(known)
+    assert unknown.expect(300, 2) == known.expect(300, 2)
+    assert rated.per_token == 0.01 and rated.decode == known.decode
+    unknown.observe(100, 0, 0.2)
+    learnt = unknown.expect(300, 2)
+    unknown.suppose(known)
+    assert unknown.expect(300, 2) == learnt
+
+
+def test_a_slow_node_that_gets_no_requests_is_tried_again_in_the_end() -> None:
+    slow, usual = taught(Pace(), 50, Random(6), speed=10.0), taught(Pace(), 50, Random(6))
+    for _ in range(12):
+        slow.relax()
+    assert slow.expect(300, 2) < usual.expect(300, 2)

@@ -34,7 +34,9 @@ async def test_delay_and_jitter_change_no_byte(tmp_path: Path) -> None:
 async def test_a_region_that_swallows_everything_is_not_seen(tmp_path: Path) -> None:
     """Requests that wait there are told as soon as probes are lost, long before their own time is over."""
     async with wan(tmp_path, (5, 20), SLOW) as w:
-        waiting = [begin(w.app, chat("slow", stream=bool(n % 2))) for n in range(6)]
+        waiting = [
+            begin(w.app, chat("slow", stream=bool(n % 2)), headers={"x-edge-region": "near, far"}) for n in range(6)
+        ]
         await w.near.fake.until(lambda: len(w.near.fake.chats) == 6)
         w.far.fake.gate.set()
         w.near.swallow()
