@@ -58,7 +58,8 @@ def render(found: Mapping[str, Any]) -> str:
         lines.append(f"  held here for {found['held_s'] * 1e3:.1f} ms, because every node was hot")
     lines += [f"  failed: {failure}" for failure in found["failures"]]
     if found["node"] is not None:
-        lines.append(f"  answered by {found['node']} in {found['region']}, attempt {found['attempts']}, status {found['status']}")
+        told = f"attempt {found['attempts']}, status {found['status']}"
+        lines.append(f"  answered by {found['node']} in {found['region']}, {told}")
     if found["error_s"] is not None:
         expected, actual = found["expected_s"] * 1e3, found["actual_s"] * 1e3
         lines.append(f"  first token expected after {expected:.1f} ms, came after {actual:.1f} ms")
