@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
 from edgeproxy.gateway.controls import Controls
+from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.routing.affinity import Sessions
 from edgeproxy.routing.choose import MAX_HOLD_S, Decision, Hold, Wanted, choose
 from edgeproxy.routing.home import Home
@@ -53,13 +54,21 @@ class Known:
 class Plan:
     """One request's way: asked as often as it has to be sent somewhere."""
 
-    __slots__ = ("_depths", "_nodes", "_text", "decision", "known", "label", "prompt", "wanted", "wishes")
+    __slots__ = ("_depths", "_nodes", "_serving", "_text", "decision", "known", "label", "prompt", "wanted", "wishes")
 
     def __init__(
-        self, known: Known, label: str, nodes: Shortlist[Node], prompt: Prompt, text: Text, wishes: Controls
+        self,
+        known: Known,
+        label: str,
+        serving: Callable[[], Shortlist[Node]],
+        prompt: Prompt,
+        text: Text,
+        wishes: Controls,
     ) -> None:
+        """`serving`: the nodes of its model in its tenant's regions. Raises ApiError 404 where there are none."""
         self.known = known
-        self._nodes = nodes
+        self._serving = serving
+        self._nodes = serving()
         self._text = text
         self.label = label
         """The model's name for logs and labels."""
@@ -100,7 +109,11 @@ class Plan:
         return found
 
     def in_turn(self, now: float) -> Iterator[Node]:
-        """Every node that may serve it, as things stand."""
+        """Every node that may serve it, as things stand; none, where a reload has taken the model away."""
+        try:
+            self._nodes = self._serving()
+        except ApiError:
+            return iter(())
         found = self.decide(now)
         assert not isinstance(found, Hold)  # no leave to hold was given
         return in_turn(found, now)

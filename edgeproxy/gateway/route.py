@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 from xxhash import xxh3_64_intdigest
@@ -41,7 +42,6 @@ class Router:
     def plan(self, request: ChatRequest, tenant: Tenant, wishes: Controls) -> Plan:
         """Raises ApiError 404; a model that only other tenants' regions serve does not exist for this one."""
         model = request.model
-        nodes = self._serving(model, tenant)
         label = model if model in self._fleet.models else PATTERN_MODEL
         text = self._texts.get(label)
         if text is None:
@@ -53,7 +53,7 @@ class Router:
             chain(request.prompt, key),
             None if session is None else xxh3_64_intdigest(session, key),
         )
-        return Plan(self._known, label, nodes, prompt, text, wishes)
+        return Plan(self._known, label, partial(self._serving, model, tenant), prompt, text, wishes)
 
     def visit(self, plan: Plan, node: Node, now: float) -> Visit:
         """The request goes to the node now."""
