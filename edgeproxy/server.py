@@ -30,6 +30,7 @@ from edgeproxy.observe.log import Log
 from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.protocol.node.report import TOKEN_ENV
 from edgeproxy.reload import Reload
+from edgeproxy.upstream.follow import Follower
 from edgeproxy.upstream.launch import Launcher
 from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.upstream.probe import Prober
@@ -100,6 +101,7 @@ class Server:
             async with (
                 self._background(launcher.run()),
                 self._background(prober.run()),
+                self._background(Follower(fleet).run()),
                 self._background(reload.watch()),
                 self._listeners(public, admin, certificate),
             ):

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from edgeproxy.protocol.node.blocks import PREFIX_HEADER, Prefix
 from edgeproxy.protocol.node.report import REPORT_HEADER, NodeReport, NodeState
 
 Headers = list[tuple[bytes, bytes]]
@@ -137,6 +138,10 @@ class FakeNode:
         return exchange.complete and not left
 
 
+PREFIX = Prefix(b"p" * 16, 1)
+"""Every prompt's, by this node's account."""
+
+
 class Exchange:
     """One answer in the making."""
 
@@ -149,7 +154,8 @@ class Exchange:
     async def head(self, status: int, headers: Headers, length: int | None = None) -> None:
         self._chunked = length is None
         framing = b"transfer-encoding: chunked" if self._chunked else b"content-length: %d" % (length or 0)
-        lines = [b"HTTP/1.1 %d Scripted" % status, framing, *(b"%s: %s" % item for item in headers)]
+        fields = [*headers, (PREFIX_HEADER, PREFIX.encode())] if status == 200 else headers
+        lines = [b"HTTP/1.1 %d Scripted" % status, framing, *(b"%s: %s" % item for item in fields)]
         await self.raw(b"\r\n".join(lines) + b"\r\n\r\n")
 
     async def body(self, data: bytes) -> None:

@@ -13,6 +13,7 @@ import orjson
 from edgeproxy.gateway.decisions import Choice, Decisions
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import Metrics
+from edgeproxy.protocol.node.blocks import Prefix
 from edgeproxy.protocol.node.foreign import timings_of
 from edgeproxy.protocol.openai.headers import Headers
 from edgeproxy.protocol.openai.sse import DONE, Event
@@ -59,6 +60,8 @@ class Call:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     """As the node that answered counted them, where it has said so by its first content."""
+    prefix: Prefix | None = None
+    """The prompt's KV blocks at that node, where it tells."""
     expected_s: float | None = None
     """The forecast of the node that answered, from sending to the first content..."""
     shown_s: float | None = None

@@ -11,6 +11,7 @@ import orjson
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import Call, ending_of
 from edgeproxy.gateway.answer import Whole, whole
+from edgeproxy.protocol.node.blocks import PREFIX_HEADER, Prefix, decode_prefix
 from edgeproxy.protocol.node.foreign import shaped_error, timings_of
 from edgeproxy.protocol.node.report import TIMING_HEADER, TOKENS_HEADER, decode_tokens
 from edgeproxy.protocol.openai.errors import ApiError
@@ -89,6 +90,7 @@ async def _outcome(response: Response, call: Call, limits: GatewayLimits) -> Who
     status, fields = response.status, first_of_each(response.headers)
     call.terms = node_terms(fields.get(TIMING_HEADER))
     call.prompt_tokens, call.cached_tokens = decode_tokens(fields.get(TOKENS_HEADER))
+    call.prefix = _prefix(fields.get(PREFIX_HEADER))
     if status == 200:
         readable = fields.get(b"content-encoding", b"identity") == b"identity"
         if media_type(fields.get(b"content-type")) == MEDIA_TYPE:
@@ -169,6 +171,14 @@ def _hidden_first(response: Response, call: Call) -> float | None:
     if "queue" not in terms or "prefill" not in terms or "first" not in terms:
         return None
     return response.sent_at + (call.rtt_s or 0.0) + sum(terms.values())
+
+
+def _prefix(value: bytes | None) -> Prefix | None:
+    """What cannot be read counts as nothing said."""
+    try:
+        return decode_prefix(value) if value is not None else None
+    except ValueError:
+        return None
 
 
 async def _bounded(response: Response) -> bytes:

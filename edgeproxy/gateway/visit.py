@@ -54,6 +54,8 @@ class Visit:
             plan.counted(node.slot, call.prompt_tokens, call.cached_tokens)
             if call.cached_tokens is not None:
                 tokens = max(float(call.prompt_tokens - call.cached_tokens), 1.0)
+        if call.prefix is not None and plan.prompt.names:
+            node.evictions.answered(call.prefix, plan.prompt.names, plan.prompt.size)
         if plan.prompt.session is not None:
             plan.known.sessions.served(plan.prompt.session, node.slot)
         outlook, first_at, terms = node.outlook, call.first_at, call.terms

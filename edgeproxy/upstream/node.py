@@ -15,6 +15,7 @@ from edgeproxy.config import Config, ConfigError, GatewayLimits, NodeConfig
 from edgeproxy.protocol.node.report import REPORT_HEADER, TOKEN_HEADER, NodeReport, NodeState, decode
 from edgeproxy.protocol.node.resume import STREAM_HEADER
 from edgeproxy.routing.breaker import Breaker
+from edgeproxy.routing.evictions import Evictions
 from edgeproxy.routing.forecast import Outlook
 from edgeproxy.routing.home import Home
 from edgeproxy.routing.load import Occupancy
@@ -51,6 +52,8 @@ class Node:
         """Serves only while no other node is fit."""
         self.epoch = 0
         """How often it was started anew, as far as was seen: what it held is lost then."""
+        self.evictions = Evictions()
+        """What its feed tells; of native nodes."""
         self.draining = False
         """It has said so: it ends what it has begun and takes nothing new."""
         self.report: NodeReport | None = None

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgeproxy.config import GatewayLimits
+from edgeproxy.protocol.node.blocks import Change, Snapshot
+from tests.fake_node import PREFIX
 from tests.gateway.drive import ask, begin, chat, edge
 
 
@@ -22,6 +24,16 @@ async def test_an_answer_teaches_its_node_and_no_other(tmp_path: Path) -> None:
         assert 'edgeproxy_decisions_total{reason="home"} 2.0' in text
         assert 'edgeproxy_forecast_error_seconds_count{region="near"} 2.0' in text
         assert 'edgeproxy_forecast_error_ratio_count{region="near"} 2.0' in text
+
+
+async def test_a_prompt_that_its_node_evicts_is_no_longer_taken_to_be_there(tmp_path: Path) -> None:
+    long = chat("ok") | {"messages": [{"role": "user", "content": "What was said before is said again. " * 40}]}
+    async with edge(tmp_path) as e:
+        near = e.fleet.nodes[0]
+        assert (await ask(e.app, long)).status == 200
+        list(near.evictions.apply(Snapshot("run", 0, "bits", 16, 0, 1, [(PREFIX.tail, b"")])))
+        ((names, depth),) = near.evictions.apply(Change("run", 1, [(False, PREFIX.tail, b"")]))
+        assert (e.fleet.prefixes.depths(names), depth) == ({near.slot: len(names)}, 0)
 
 
 @pytest.mark.parametrize("model", ["500", "close-at-once", "cut-json", "400", "429", "garbage", "error-event"])

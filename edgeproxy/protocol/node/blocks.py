@@ -3,7 +3,7 @@
 A node names its KV blocks by keys of token ids, which a proxy cannot compute from a text. It need not: the answer to
 each request names the last full block of its prompt (`PREFIX_HEADER`), and the feed tells when that block, and then
 those before it, are evicted. A block is never evicted before those that continue it, so what is left of a prompt is
-always its beginning: `HeldBlocks.leading` counts it.
+always its beginning: `HeldBlocks.left` tells it.
 
     event: snapshot     data: {"kind": "snapshot", "run", "seq", "numerics", "block_tokens", "part", "parts", "blocks"}
     event: change       data: {"kind": "change", "run", "seq", "changes"}
@@ -121,6 +121,11 @@ class HeldBlocks:
         """For `last-event-id`; None before the first snapshot is whole."""
         return position(self._run, self._seq) if self._run else None
 
+    @property
+    def whole(self) -> bool:
+        """No part of a snapshot is still to come."""
+        return self._part == 0
+
     def apply(self, event: Snapshot | Change) -> None:
         """Raises Gap where an event is missing before this one, ValueError for more blocks than a node has."""
         if isinstance(event, Snapshot):
@@ -138,15 +143,12 @@ class HeldBlocks:
             raise ValueError(f"a node tells of more than {MAX_BLOCKS} blocks")
         self._seq = event.seq
 
-    def leading(self, prefix: Prefix) -> int:
-        """Of the blocks of a prompt, how many are held: always the first. 0 where that is not known any more."""
+    def left(self, prefix: Prefix) -> Prefix | None:
+        """What is held of the blocks of a prompt: always its beginning. None for nothing, and where it is not known."""
         key, blocks = prefix.tail, prefix.blocks
         while blocks > 0 and key not in self._parents:
-            before = self._evicted.get(key)
-            if not before:
-                return 0
-            key, blocks = before, blocks - 1
-        return max(blocks, 0)
+            key, blocks = self._evicted.get(key, b""), blocks - 1
+        return Prefix(key, blocks) if blocks > 0 else None
 
     def _stage(self, part: Snapshot) -> None:
         if part.part == 0:
