@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgeproxy.observe.metrics import BUDGET_S, FIRST_TOKEN_EDGES, Metrics, NodeView
@@ -35,6 +38,13 @@ def test_counts_are_scraped() -> None:
     assert found["edgeproxy_node_failures_total", (("node", "near-1"), ("reason", "cut"))] == 1
     assert found["edgeproxy_client_disconnects_total", ()] == 1
     assert found["edgeproxy_build_info", (("version", "1.2.3"),)] == 1
+
+
+def test_every_name_stands_in_the_table_and_no_other_does() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    documented = re.findall(r"^\| `(edgeproxy_\w+)` \| (\w+) \|", text, re.MULTILINE)
+    lines = Metrics("1", list).exposition().decode().splitlines()
+    assert sorted(documented) == sorted(tuple(line.split()[2:4]) for line in lines if line.startswith("# TYPE"))
 
 
 def test_share_within_the_budget_is_exact() -> None:
