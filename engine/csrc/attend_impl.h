@@ -9,6 +9,7 @@
 #include "elementwise_impl.h"
 #include "kernels.h"
 #include "matmul_impl.h"
+#include "unroll.h"
 
 namespace {
 
@@ -49,20 +50,20 @@ inline void score(const float* const* q, const Tile<T>& keys, uint32_t dim, floa
         Vec acc[rows][n];
         const T* from[n];
         for (uint32_t j = 0; j < n; ++j) from[j] = keys.blocks[(v + j) / per_block] + (v + j) % per_block * Vec::width;
-#pragma GCC unroll 8
+        EDGE_UNROLL(8)
         for (uint32_t r = 0; r < rows; ++r)
             for (uint32_t j = 0; j < n; ++j) acc[r][j] = Vec::zero();
         for (uint32_t d = 0; d < dim; ++d) {
             if (sizeof(T) == 2 && v == 0 && d % 2 == 0) keys.fetch(d * kBlockTokens);
             Vec k[n];
             for (uint32_t j = 0; j < n; ++j) k[j] = load_kv(from[j] + d * kBlockTokens);
-#pragma GCC unroll 8
+            EDGE_UNROLL(8)
             for (uint32_t r = 0; r < rows; ++r) {
                 const Vec x = Vec::set(q[r][d]);
                 for (uint32_t j = 0; j < n; ++j) acc[r][j] = fma(x, k[j], acc[r][j]);
             }
         }
-#pragma GCC unroll 8
+        EDGE_UNROLL(8)
         for (uint32_t r = 0; r < rows; ++r)
             for (uint32_t j = 0; j < n; ++j) acc[r][j].store(scores + r * kPartKeys + (v + j) * Vec::width);
     }
@@ -73,7 +74,7 @@ template <uint32_t rows, uint32_t n, class T>
 inline void mix_columns(const float* weights, const Tile<T>& values, uint32_t from, uint32_t to, uint32_t dim,
                         uint32_t column, float* out, size_t out_stride) {
     Vec acc[rows][n];
-#pragma GCC unroll 8
+    EDGE_UNROLL(8)
     for (uint32_t r = 0; r < rows; ++r)
         for (uint32_t j = 0; j < n; ++j) acc[r][j] = Vec::load(out + r * out_stride + column + j * Vec::width);
     for (uint32_t k = from; k < to;) {
@@ -85,14 +86,14 @@ inline void mix_columns(const float* weights, const Tile<T>& values, uint32_t fr
             const T* value = block + k % kBlockTokens * dim;
             Vec in[n];
             for (uint32_t j = 0; j < n; ++j) in[j] = load_kv(value + j * Vec::width);
-#pragma GCC unroll 8
+            EDGE_UNROLL(8)
             for (uint32_t r = 0; r < rows; ++r) {
                 const Vec weight = Vec::set(weights[r * kPartKeys + k]);
                 for (uint32_t j = 0; j < n; ++j) acc[r][j] = fma(weight, in[j], acc[r][j]);
             }
         }
     }
-#pragma GCC unroll 8
+    EDGE_UNROLL(8)
     for (uint32_t r = 0; r < rows; ++r)
         for (uint32_t j = 0; j < n; ++j) acc[r][j].store(out + r * out_stride + column + j * Vec::width);
 }

@@ -8,6 +8,7 @@
 
 #include "kernels.h"
 #include "matmul_impl.h"
+#include "unroll.h"
 
 namespace {
 
@@ -40,10 +41,10 @@ constexpr uint32_t kVectorsOf = tiles * kParts;
 
 // dots[t] += levels of token t . a block of `tiles` row tiles, which lie `stride` bytes apart.
 template <bool q4, uint32_t tiles, uint32_t tokens>
-[[gnu::always_inline]] inline void add_dots(const uint8_t* lines, size_t stride, const int8_t* levels,
-                                            Ints (&dots)[tokens][kVectorsOf<tiles>]) {
+EDGE_INLINE void add_dots(const uint8_t* lines, size_t stride, const int8_t* levels,
+                          Ints (&dots)[tokens][kVectorsOf<tiles>]) {
     constexpr uint32_t n = kVectorsOf<tiles>;
-#pragma GCC unroll 8
+    EDGE_UNROLL(8)
     for (uint32_t line = 0; line < (q4 ? 4 : 8); ++line) {
         Ints w[n];
         for (uint32_t p = 0; p < n; ++p)
@@ -51,18 +52,18 @@ template <bool q4, uint32_t tiles, uint32_t tokens>
         if constexpr (q4) {
             Ints high[n];
             for (uint32_t p = 0; p < n; ++p) high[p] = w[p].high_nibbles(), w[p] = w[p].low_nibbles();
-#pragma GCC unroll 16
+            EDGE_UNROLL(16)
             for (uint32_t t = 0; t < tokens; ++t) {
                 const Ints four = Ints::repeat(levels + t * kBlockWeights + 8 * line);
                 for (uint32_t p = 0; p < n; ++p) dots[t][p] = add_nibble_dots(dots[t][p], w[p], four);
             }
-#pragma GCC unroll 16
+            EDGE_UNROLL(16)
             for (uint32_t t = 0; t < tokens; ++t) {
                 const Ints four = Ints::repeat(levels + t * kBlockWeights + 8 * line + 4);
                 for (uint32_t p = 0; p < n; ++p) dots[t][p] = add_nibble_dots(dots[t][p], high[p], four);
             }
         } else {
-#pragma GCC unroll 16
+            EDGE_UNROLL(16)
             for (uint32_t t = 0; t < tokens; ++t) {
                 const Ints four = Ints::repeat(levels + t * kBlockWeights + 4 * line);
                 for (uint32_t p = 0; p < n; ++p) dots[t][p] = add_byte_dots(dots[t][p], w[p], four);
@@ -73,17 +74,16 @@ template <bool q4, uint32_t tiles, uint32_t tokens>
 
 // The dot products of one block, exact until they become floats.
 template <bool q4, bool wide, uint32_t tiles, uint32_t tokens>
-[[gnu::always_inline]] inline void block_dots(const uint8_t* lines, size_t stride, const int8_t* levels,
-                                              const int8_t* low, const int32_t* biases,
-                                              Vec (&out)[tokens][kVectorsOf<tiles>]) {
+EDGE_INLINE void block_dots(const uint8_t* lines, size_t stride, const int8_t* levels, const int8_t* low,
+                            const int32_t* biases, Vec (&out)[tokens][kVectorsOf<tiles>]) {
     constexpr uint32_t n = kVectorsOf<tiles>;
     Ints dots[tokens][n], above[tokens][n];
-#pragma GCC unroll 16
+    EDGE_UNROLL(16)
     for (uint32_t t = 0; t < tokens; ++t)
         for (uint32_t p = 0; p < n; ++p) dots[t][p] = q4 || wide ? Ints::zero() : Ints::set(biases[t]);
     add_dots<q4, tiles>(lines, stride, levels, dots);
     if constexpr (wide) {
-#pragma GCC unroll 16
+        EDGE_UNROLL(16)
         for (uint32_t t = 0; t < tokens; ++t)
             for (uint32_t p = 0; p < n; ++p) {
                 above[t][p] =
@@ -92,7 +92,7 @@ template <bool q4, bool wide, uint32_t tiles, uint32_t tokens>
             }
         add_dots<q4, tiles>(lines, stride, low, dots);
     }
-#pragma GCC unroll 16
+    EDGE_UNROLL(16)
     for (uint32_t t = 0; t < tokens; ++t)
         for (uint32_t p = 0; p < n; ++p)
             out[t][p] =
@@ -116,7 +116,7 @@ inline void multiply(const uint8_t* tile, size_t size, uint32_t blocks, const Pl
     const int8_t *levels = place.x.levels, *low = place.x.low;
     const float *scales = place.x.scales, *sums = place.x.sums;
     const int32_t* biases = place.x.biases;
-#pragma GCC unroll 16
+    EDGE_UNROLL(16)
     for (uint32_t t = 0; t < tokens; ++t)
         for (uint32_t p = 0; p < n; ++p) y[t][p] = Vec::zero();
     for (uint32_t b = 0; b < blocks; ++b) {
@@ -141,7 +141,7 @@ inline void multiply(const uint8_t* tile, size_t size, uint32_t blocks, const Pl
                 reinterpret_cast<const uint16_t*>(weight_scales + p / kParts * size) + p % kParts * Vec::width;
             const Vec d = Vec::load_f16(halves);
             const Vec m = q4 ? Vec::load_f16(halves + kTileRows) : d;
-#pragma GCC unroll 16
+            EDGE_UNROLL(16)
             for (uint32_t t = 0; t < tokens; ++t) {
                 y[t][p] = fma(dots[t][p], d * Vec::set(scales[t]), y[t][p]);
                 if (q4) y[t][p] = fma(m, Vec::set(sums[t]), y[t][p]);
