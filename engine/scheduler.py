@@ -29,9 +29,10 @@ from engine.waiting import Waiting, prefill_order, rank_of
 
 QUANTUM_S = 0.010
 """About how long the prefill of one step may take: nobody who decodes waits longer for others' prompts."""
-LEAST_CHUNK = 3 * BLOCK_TOKENS
-"""Tokens of prefill a step, however slow they are: the float32 kernels do fewer at two thirds of their rate, and a rate
-measured on small chunks would make them smaller still."""
+LEAST_CHUNK = 12
+"""Tokens of prefill a step, however slow they are: a tile of the kernels' tokens. Fewer take as long."""
+LONE_CHUNK = 3 * BLOCK_TOKENS
+"""The same where nobody else runs: nearly the rate of a whole step, and whoever comes meanwhile waits for two such."""
 PRIORITY_S = 1.0
 """A request of one priority less waits as if it had come so much later: so it waits, but never for ever."""
 
@@ -279,10 +280,10 @@ class Scheduler:
     def _prefill_tokens(self) -> int:
         """What runs alone holds nobody up but who comes meanwhile."""
         rate = self._gauges.prefill_tokens_per_s
-        alone = len(self._running) == 1 and not self._waiting and not self._running[0].request.rehearsal
-        if not rate or alone:
+        if not rate:
             return self._limits.step_tokens
-        return max(LEAST_CHUNK, int(rate * self._quantum_s))
+        alone = len(self._running) == 1 and not self._waiting and not self._running[0].request.rehearsal
+        return max(LONE_CHUNK if alone else LEAST_CHUNK, int(rate * self._quantum_s))
 
     def _plan_prefill(self, rows: list[Row], named: list[Sequence]) -> bool:
         """Adds chunks to a plan. True where a sequence sat it out, since more of it can be loaded than one plan may."""

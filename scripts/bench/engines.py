@@ -99,7 +99,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--openvino", metavar="PYTHON")
     parser.add_argument("--llama", metavar="DIR", type=Path)
-    parser.add_argument("--arithmetic", choices=("int8", "float32"), default="int8")
+    parser.add_argument("--arithmetic", choices=("int16", "int8", "float32"), default="int16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--runs", type=int, default=1, help="of each case in a round")

@@ -10,7 +10,7 @@ from edgeproxy.protocol.openai.errors import ApiError
 from engine.admission import Mode
 from engine.executor.base import Limits
 from engine.gauges import Gauges
-from engine.scheduler import LEAST_CHUNK, PRIORITY_S, Scheduler
+from engine.scheduler import LEAST_CHUNK, LONE_CHUNK, PRIORITY_S, Scheduler
 from engine.step import Finish
 from engine.waiting import OLDEST_EVERY
 from tests.engine.fake_executor import expected
@@ -95,14 +95,18 @@ def test_a_prefill_takes_one_quantum_of_the_measured_rate() -> None:
     assert sum(row.count for row in plan.rows) == 100
 
 
-def test_a_prefill_that_runs_alone_takes_the_whole_step() -> None:
+def test_a_prefill_that_runs_alone_takes_larger_chunks_than_one_beside_others() -> None:
     bench = Bench(Limits(slots=2, blocks=80, step_tokens=256, context=1000, vocab=1000), quantum_s=0.1)
     bench.add("a", 200, 1)
     bench.run()
     bench.add("b", 300, 1)
     plan = bench.submit()
     assert plan is not None
-    assert plan.rows[0].count == 256
+    assert plan.rows[0].count == LONE_CHUNK > LEAST_CHUNK
+    bench.add("c", 300, 1)
+    plan = bench.submit()
+    assert plan is not None
+    assert sum(row.count for row in plan.rows) < LONE_CHUNK
 
 
 def test_a_chunk_is_never_smaller_than_what_is_worth_a_step_however_slow_the_machine() -> None:
