@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -27,11 +28,11 @@ def ask(deployment: Deployment, *, stream: bool = False, region: str | None = No
     return httpx.post(f"{deployment.base_url}/chat/completions", json=body, headers=wish, timeout=60)
 
 
-def test_far_is_40_ms_away_and_near_is_here(deployment: Deployment) -> None:
+def test_far_is_measured_as_far_and_near_as_near(deployment: Deployment) -> None:
     def measured() -> bool:
         found = nodes(deployment)
         near, far = (float(found[name]["rtt_s"]) * 1e3 for name in ("near-1", "far-1"))
-        return abs(far - 40) <= 3 and near < 3
+        return far >= 39 and near < far / 2  # how much more than 40 is the machine's, and the relay's own test's
 
     wait_until(measured, 60, deployment)
 
@@ -58,20 +59,31 @@ def test_the_region_chosen_is_the_one_that_was_forecast_to_answer_first(deployme
             assert found["reason"] == "faster" and chosen["total_s"] < other["total_s"]
 
 
-def test_a_loaded_near_region_loses_to_an_idle_far_one(deployment: Deployment) -> None:
-    def load() -> None:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "word " * 1500}], "max_tokens": 1}
-        httpx.post(f"{deployment.base_url}/chat/completions", json=body, headers={"x-edge-region": "near"}, timeout=120)
+def test_a_loaded_near_region_loses_to_an_idle_far_one_while_the_load_lasts(deployment: Deployment) -> None:
+    ended = threading.Event()
 
-    threads = [threading.Thread(target=load) for _ in range(2)]
+    def load() -> None:
+        while not ended.is_set():
+            question = {"role": "user", "content": f"{uuid4()} " + "word " * 1500}  # new, so that none of it is cached
+            body = {"model": MODEL, "messages": [question], "max_tokens": 1}
+            asked = {"x-edge-region": "near"}
+            httpx.post(f"{deployment.base_url}/chat/completions", json=body, headers=asked, timeout=120)
+
+    def answered_by(region: str, reasons: set[str]) -> bool:
+        answer = ask(deployment, stream=True)
+        found = decision(deployment, answer.headers["x-request-id"])["reason"]
+        return answer.headers["x-edge-region"] == region and found in reasons
+
+    threads = [threading.Thread(target=load) for _ in range(6)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: nodes(deployment)["near-1"]["in_flight"] == 2, 30, deployment)
-    answer = ask(deployment, stream=True)
-    assert answer.headers["x-edge-region"] == "far"
-    assert decision(deployment, answer.headers["x-request-id"])["reason"] == "faster"
-    for thread in threads:
-        thread.join()
+    try:
+        wait_until(lambda: answered_by("far", {"faster"}), 60, deployment)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    wait_until(lambda: answered_by("near", {"faster", "home"}), 60, deployment)
 
 
 def test_the_death_of_near_is_invisible_and_it_comes_back_by_itself(own_deployment: Deployment) -> None:
