@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edgeproxy.protocol.node.blocks import Prefix
 from edgeproxy.protocol.node.request import Terms
@@ -20,6 +20,7 @@ from engine.loop import EngineLoop, Generation
 from engine.sequence import Delta, GenerationRequest, Timing
 from engine.step import Finish, Logprobs, Sampling
 from engine.text.detokenize import Detokenizer
+from engine.text.guard import Guard
 from engine.text.logprobs import TokenLogprobs
 from engine.text.prompt import Draft, PromptEncoder
 from engine.text.stop import StopStrings
@@ -187,6 +188,7 @@ class Chat:
         self._engine = engine
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer)
+        self._guard = Guard(tokenizer.control_names)
         self._template = template
         self._seeds = seeds
 
@@ -262,8 +264,8 @@ class Chat:
         return prompt
 
     def _draft(self, request: ChatRequest, salt: bytes) -> Draft:
-        messages: list[dict[str, Any]] = [asdict(message) for message in request.messages]
-        return self._encoder.draft(self._template.render(messages, add_generation_prompt=True), salt)
+        messages, mark = self._guard.guarded([asdict(message) for message in request.messages])
+        return self._encoder.draft(self._template.render(messages, add_generation_prompt=True), salt, mark)
 
     def _sampling(self, request: ChatRequest, resume: Resume | None, prompt: int) -> Sampling:
         """The random number of a token depends on the seed and its position alone, so a resumed one gets the same."""

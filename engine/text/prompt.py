@@ -30,9 +30,11 @@ class PromptEncoder:
         """The one used longest ago first."""
         self._lock = threading.Lock()
 
-    def draft(self, text: str, salt: bytes) -> Draft:
-        """What is known of a prompt at once; `Draft.ids` encodes the rest."""
+    def draft(self, text: str, salt: bytes, mark: str = "") -> Draft:
+        """What is known of a prompt at once; `Draft.ids` encodes the rest. `mark`: as `engine.text.guard` put it in."""
         segments = self._tokenizer.segments(text)
+        if mark:
+            segments = [part.replace(mark, "") if isinstance(part, str) else part for part in segments]
         with self._lock:
             return Draft(self, salt, [self._find(segment, salt) for segment in segments])
 

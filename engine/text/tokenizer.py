@@ -19,9 +19,8 @@ _END_NAMES: Final = frozenset({"<|endoftext|>", "<|im_end|>", "<|eot_id|>"})
 class Tokenizer:
     """Text to ids and ids to bytes.
 
-    `encode` recognises the text of special tokens, since a rendered chat template consists of them. It cannot tell a
-    template's `<|im_end|>` from one that a user wrote: a caller who must keep them apart has to take them out of the
-    user's text before rendering.
+    `encode` recognises the text of special tokens, since a rendered chat template consists of them; `encode_segments`
+    does not recognise control tokens. Who renders what users wrote keeps both apart with `engine.text.guard`.
 
     Thread-safe.
     """
@@ -40,6 +39,8 @@ class Tokenizer:
         self._bpe = _bpe(vocabulary)
         for whole, special in ((self._control, True), (self._user_defined, False)):
             self._bpe.add_tokens([AddedToken(tokens[i], special=special, normalized=False) for i in sorted(whole)])
+        self._bpe.encode_special_tokens = True  # `segments` finds them: in any other text they are text
+        self.control_names = tuple(tokens[i] for i in sorted(self._control))
         self._special_ids = {tokens[i]: i for i in sorted(self._control | self._user_defined)}
         longest_first = sorted(filter(None, self._special_ids), key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
@@ -64,11 +65,13 @@ class Tokenizer:
         Bytes that the vocabulary has no token for (SmolLM2: some control characters and planes of Unicode without
         characters) are left out, as the model's own tokenizer does.
         """
-        (ids,) = self.encode_segments([text])
+        segments = self.segments(text)
+        encoded = iter(self.encode_segments([segment for segment in segments if isinstance(segment, str)]))
+        ids = [i for segment in segments for i in ([segment] if isinstance(segment, int) else next(encoded))]
         return ids if ids[: len(self.prefix)] == self.prefix else self.prefix + ids
 
     def encode_segments(self, segments: list[str]) -> list[list[int]]:
-        """As `encode`, but each text for itself and without the token that begins a prompt."""
+        """Each text for itself, without the token that begins a prompt; names of control tokens are text too."""
         try:
             # Of the library's calls only those on batches release the lock.
             return [found.ids for found in self._bpe.encode_batch_fast(segments, add_special_tokens=False)]
@@ -78,8 +81,8 @@ class Tokenizer:
     def segments(self, text: str) -> list[str | int]:
         """The special tokens of a text, as ids, and the texts between them, none of which is empty.
 
-        As the library finds them: of those that begin first the longest. It does so before it looks at anything else,
-        so that the ids of a text are those of its segments, one after the other.
+        Of those that begin first the longest. No merge crosses them, so that the ids of a text are those of its
+        segments, one after the other.
         """
         found: list[str | int] = []
         for index, part in enumerate(self._special.split(text)):
