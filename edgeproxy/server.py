@@ -35,7 +35,7 @@ from edgeproxy.upstream.launch import Launcher
 from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.upstream.probe import Prober
 from edgeproxy.wire.dispatch import PROTOCOLS
-from edgeproxy.wire.h3 import QuicListener
+from edgeproxy.wire.h3_listener import QuicListener
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.tcp import TcpListener
 from edgeproxy.wire.tls import DevCertificate, make_dev_certificate, server_context

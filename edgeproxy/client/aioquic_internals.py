@@ -210,6 +210,7 @@ class H3(H3Connection):
         self._head_bytes = head_bytes
         self._fields = fields
         self._refused: set[int] = set()
+        self._idle_frames = 0
         self.going_away = False
         """The peer sent GOAWAY: it takes no further requests here."""
         super().__init__(quic)
@@ -231,8 +232,15 @@ class H3(H3Connection):
 
     # Limits of what is received
 
+    def take_idle_frames(self) -> int:
+        """How many frames came since the last call that bring a request no further: empty ones, unknown ones, control
+        frames. Two octets each can be enough, so no window bounds what they cost."""
+        count, self._idle_frames = self._idle_frames, 0
+        return count
+
     def _check_control_frame_type(self, frame_type: int) -> None:
         super()._check_control_frame_type(frame_type)
+        self._idle_frames += 1
         assert self._peer_control_stream_id is not None
         size = self._stream[self._peer_control_stream_id].frame_size
         if frame_type in (FrameType.SETTINGS, FrameType.MAX_PUSH_ID) and (size or 0) > CONTROL_FRAME_BYTES:
@@ -251,6 +259,8 @@ class H3(H3Connection):
         if frame_type == FrameType.HEADERS and (stream.frame_size or 0) > self._head_bytes:
             raise _FieldsTooLarge
         super()._check_request_or_push_frame_type(frame_type, stream)
+        if not stream.frame_size or frame_type not in (FrameType.DATA, FrameType.HEADERS):
+            self._idle_frames += 1
 
     def _decode_headers(self, stream_id: int, frame_data: bytes | None) -> Headers:
         headers = super()._decode_headers(stream_id, frame_data)

@@ -147,6 +147,7 @@ class Gateway:
 def _open(identity: bytes, known: Ingress | None) -> Call:
     if known is None:
         return Call(identity, monotonic(), "h1", None)
+    known.request_id = identity
     return Call(identity, known.first_byte, known.protocol, known.rtt())
 
 

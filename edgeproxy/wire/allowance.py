@@ -10,8 +10,8 @@ class Allowance:
         self._left = burst
         self._at = now
 
-    def take(self, now: float) -> bool:
-        """Spend one; False when nothing is left at `now` (seconds)."""
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_s) - 1
+    def take(self, now: float, count: int = 1) -> bool:
+        """Spend `count`; False when that was more than is left at `now` (seconds)."""
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_s) - count
         self._at = now
         return self._left >= 0

@@ -128,7 +128,10 @@ class Exchange:
         self.lose()
         if framing is None:
             head_request = self.scope["method"] == "HEAD"
-            self._carrier.write(encode_error(self._service, error, head_request=head_request, close=True))
+            identity = self._ingress.request_id
+            self._carrier.write(
+                encode_error(self._service, error, head_request=head_request, close=True, request_id=identity)
+            )
             self._carrier.answered(close=True)
         else:
             self._carrier.cut(reset=framing.until_close)

@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.service import Service
+from edgeproxy.wire.wire_error import wire_error
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
@@ -107,13 +108,15 @@ def encode_head(
     return head + b"\r\n\r\n", Framing(length, chunked, bodyless, close)
 
 
-def encode_error(service: Service, error: ApiError, *, head_request: bool, close: bool) -> bytes:
-    """A complete answer of the wire itself, in the form that the API's clients parse."""
-    body = error.body()
+def encode_error(
+    service: Service, error: ApiError, *, head_request: bool, close: bool, request_id: bytes | None = None
+) -> bytes:
+    """A complete answer of the wire itself."""
+    fields, body = wire_error(error, request_id)
     head, framing = encode_head(
         service,
         error.status,
-        [(b"content-type", b"application/json"), *error.headers],
+        fields,
         whole=len(body),
         head_request=head_request,
         http10=False,

@@ -25,15 +25,14 @@ from h2.exceptions import ProtocolError
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.allowance import Allowance
 from edgeproxy.wire.h2_internals import LAST_OF_ALL, ClientGoesAway, ServerH2
-from edgeproxy.wire.h2_stream import Stream, body_too_large
+from edgeproxy.wire.h2_stream import Stream
 from edgeproxy.wire.ingress import SCOPE_KEY, Ingress, Scope
 from edgeproxy.wire.message_head import Headers, MalformedRequest, RequestHead, parse_request
 from edgeproxy.wire.rtt import RoundTrip
 from edgeproxy.wire.service import Service
 from edgeproxy.wire.stall import StallWatch
+from edgeproxy.wire.wire_error import body_too_large
 
-_CONTROL_BURST, _CONTROL_PER_S = 1000, 100.0
-"""PING, SETTINGS, PRIORITY and empty DATA frames: each costs an answer or work, and no window bounds them."""
 _GOAWAY_GAP_S = 0.2
 """Between the two GOAWAYs of a drain, for requests on their way (RFC 9113 section 6.8)."""
 _FLUSH_BYTES = 65536
@@ -65,7 +64,7 @@ class H2Connection(asyncio.Protocol):
         self._read_at = time.monotonic()
         self._deadline = inf
         self._resets = Allowance(self._limits.resets_burst, self._limits.resets_per_s, self._read_at)
-        self._control = Allowance(_CONTROL_BURST, _CONTROL_PER_S, self._read_at)
+        self._control = Allowance(self._limits.control_burst, self._limits.control_per_s, self._read_at)
 
     # ---- asyncio's side
 
@@ -200,6 +199,9 @@ class H2Connection(asyncio.Protocol):
             return min(self._h2.local_flow_control_window(stream_id), self._h2.max_outbound_frame_size)
         except ProtocolError:
             return 0
+
+    def waits(self, stream_id: int) -> None:
+        self._streams[stream_id] = self._streams.pop(stream_id)
 
     def taken(self, stream_id: int, size: int) -> None:
         if size:

@@ -13,6 +13,7 @@ from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.ingress import Ingress, Scope
 from edgeproxy.wire.message_head import Headers, RequestHead, response_fields
 from edgeproxy.wire.service import ClientGone, Message, Service
+from edgeproxy.wire.wire_error import body_too_large, wire_error
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +28,9 @@ class Carrier(Protocol):
     def room(self, stream_id: int) -> int:
         """How many body bytes may be written now: the flow-control windows (RFC 9113 section 5.2), one frame, and
         none while the client does not take what was written."""
+
+    def waits(self, stream_id: int) -> None:
+        """The stream has something to write and no room: it is woken after those that wait already."""
 
     def taken(self, stream_id: int, size: int) -> None:
         """Flow-controlled bytes are done with; the client may send as many again."""
@@ -122,8 +126,7 @@ class Stream:
         if self._started:
             self._reset(ErrorCodes.INTERNAL_ERROR)
             return
-        body = error.body()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error.headers]
+        headers, body = wire_error(error, self._ingress.request_id)
         self._fields, _ = response_fields(error.status, headers, self._service.date())
         if self._carrier.room(self.id) < len(body):
             self._reset(ErrorCodes.CANCEL)
@@ -258,17 +261,24 @@ class Stream:
             self._write(data[:room], end and len(data) <= room)
             self._wrote = time.monotonic()
             data = data[room:]
+            if data:
+                await asyncio.sleep(0)  # a frame each: nobody takes all of a window that others wait for
+                self._check_gone()
         if not self.answered and (end or not self._started):
             self._write(b"", end)
 
     async def _wait(self) -> None:
         if not self._started:
             self._write(b"", end=False)  # the head needs no window
+        self._carrier.waits(self.id)
         self._writer = self._service.loop.create_future()
         try:
             await self._writer
         finally:
             self._writer = None
+        self._check_gone()
+
+    def _check_gone(self) -> None:
         if self.gone:
             raise ClientGone("the client left while the response waited for it to read")
 
@@ -292,7 +302,3 @@ class Stream:
         self._wake_reader()
         if self.complete:
             self._end()
-
-
-def body_too_large(limit: int) -> ApiError:
-    return ApiError(413, f"The request body exceeds {limit} bytes; send a shorter one.", "request_too_large")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 from aioquic.h3.connection import H3_ALPN, ErrorCode
 from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
-from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.events import (
+    HandshakeCompleted,
     PingAcknowledged,
     ProtocolNegotiated,
     QuicEvent,
@@ -21,24 +19,24 @@ from aioquic.quic.events import (
 )
 
 from edgeproxy.client.aioquic_internals import H3, MessageRefused, Quic
-from edgeproxy.config import Address
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.allowance import Allowance
-from edgeproxy.wire.h3_request import Request, body_too_large, write_error
+from edgeproxy.wire.h3_request import Request, write_error
 from edgeproxy.wire.ingress import SCOPE_KEY, Ingress
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.message_head import MalformedRequest, RequestHead, parse_request
-from edgeproxy.wire.quic import Endpoint, udp_socket
 from edgeproxy.wire.quic_connection import Connection, Home
-from edgeproxy.wire.service import App, Service
+from edgeproxy.wire.service import Service
+from edgeproxy.wire.wire_error import body_too_large
 
 _log = logging.getLogger(__name__)
 
-SWEEP_S = 1.0
 PING_S = 10.0
 """At most this long between signs of life while a request is open: models may think longer than clients wait."""
 _ALL_STREAMS = (1 << 62) - 4
 _KEEP_ALIVE, _DRAIN = 1, 2
+_SAFE = ("GET", "HEAD")
+"""Methods that may run before the handshake has shown that the client means it now (RFC 8470 section 2.1)."""
 
 
 class Session(Connection):
@@ -55,7 +53,10 @@ class Session(Connection):
         """Streams whose request head has begun to arrive, and when."""
         self._leaving: set[int] = set()
         """Streams whose answer is written and not yet acknowledged."""
+        self._early: list[Request] = []
+        """Came as early data and wait for the end of the handshake."""
         self._resets = Allowance(service.limits.resets_burst, service.limits.resets_per_s, now)
+        self._control = Allowance(service.limits.control_burst, service.limits.control_per_s, now)
         self._next_stream = 0
         self._idle_since = now
         self._pinged: float | None = None
@@ -80,11 +81,15 @@ class Session(Connection):
             self._h3 = H3(self.quic, head_bytes=limits.head_bytes, fields=limits.headers)
         elif isinstance(event, PingAcknowledged):
             self._pong(event.uid)
+        elif isinstance(event, HandshakeCompleted):
+            self._start_early()
         elif self._h3 is not None:
             if isinstance(event, StreamDataReceived):
                 self._stamp(event.stream_id)
             for message in self._h3.handle_event(event):
                 self._message(message)
+            if idle := self._h3.take_idle_frames():
+                self._spend_control(idle)
             if isinstance(event, StopSendingReceived | StreamReset):
                 self._given_up(event.stream_id)
 
@@ -133,10 +138,17 @@ class Session(Connection):
         request = Request(self._service, self, stream_id, head, ingress, self._scope(head, ingress))
         self.requests[stream_id] = request
         request.arrived(b"", message.stream_ended)
-        if not request.gone:
+        if request.gone:
+            self.finished(request)
+        elif self.quic.handshaken or head.method in _SAFE:
             request.start()
         else:
-            self.finished(request)
+            self._early.append(request)
+
+    def _start_early(self) -> None:
+        early, self._early = self._early, []
+        for request in early:
+            request.start()
 
     def _scope(self, head: RequestHead, ingress: Ingress) -> dict[str, Any]:
         client, server = self.quic.get_peer_address(), self._endpoint.address
@@ -182,6 +194,10 @@ class Session(Connection):
         """Opening requests and taking them back costs the peer little and us much (CVE-2023-44487)."""
         if not self._resets.take(time.monotonic()):
             self.quic.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="too many requests taken back")
+
+    def _spend_control(self, frames: int) -> None:
+        if not self._control.take(time.monotonic(), frames):
+            self.quic.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="too many frames that say nothing")
 
     def finished(self, request: Request) -> None:
         del self.requests[request.stream_id]
@@ -258,86 +274,6 @@ class Session(Connection):
             self.h3.goaway(self._closes_at)
         else:
             self._pinged, self._heard = None, time.monotonic()
-
-
-class QuicListener:
-    """Serves `app` over HTTP/3 on one UDP address. TLS tickets are not given out, so there is no 0-RTT to replay."""
-
-    def __init__(self, app: App, limits: Limits, *, certificate: Path, key: Path, state: dict[str, Any]) -> None:
-        """Raises OSError or ValueError for a certificate or key that cannot be read."""
-        self._app = app
-        self._limits = limits
-        self._state = state
-        self._configuration = QuicConfiguration(
-            is_client=False,
-            alpn_protocols=H3_ALPN,
-            idle_timeout=limits.keep_alive_s,
-            max_stream_data=limits.unread_body_bytes,
-            max_data=16 * limits.unread_body_bytes,
-        )
-        self._configuration.load_cert_chain(certificate, key)
-        self._service: Service | None = None
-        self._endpoint: Endpoint | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
-
-    async def start(self, address: Address) -> None:
-        """Bind and serve; port 0 lets the kernel choose. Raises OSError."""
-        # The library warns of every protocol error of a peer: lines that a peer could multiply.
-        logging.getLogger("quic").setLevel(logging.ERROR)
-        loop = asyncio.get_running_loop()
-        service = Service(self._app, self._limits, scheme="https", state=self._state, alt_svc=None)
-
-        def session(quic: Quic, endpoint: Home, host: str, now: float) -> Session:
-            return Session(service, quic, endpoint, host, now)
-
-        endpoint = Endpoint(self._configuration, self._limits, session)
-        await loop.create_datagram_endpoint(lambda: endpoint, sock=udp_socket(address))
-        self._service, self._endpoint = service, endpoint
-        self._sweep()
-
-    @property
-    def port(self) -> int:
-        assert self._endpoint is not None, "the listener is not started"
-        return int(self._endpoint.address[1])
-
-    @property
-    def connections(self) -> int:
-        """Open connections, those in their handshake included."""
-        return len(self._endpoint.open) if self._endpoint is not None else 0
-
-    async def drain(self, timeout_s: float) -> None:
-        """Take no new connection, let the requests in progress end, then close; after `timeout_s` close at once."""
-        if self._endpoint is None or self._service is None:
-            return
-        self._endpoint.refusing = True
-        for connection in list(self._endpoint.open):
-            connection.drain()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._endpoint.empty()
-        except TimeoutError:
-            _log.warning("HTTP/3: %d connections were still open after %g s", self.connections, timeout_s)
-        tasks = list(self._service.tasks)
-        self.close()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def close(self) -> None:
-        """Close every connection with H3_NO_ERROR, cancel what still runs, and free the port."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        if self._endpoint is not None and self._service is not None:
-            self._endpoint.close(ErrorCode.H3_NO_ERROR)
-            for task in list(self._service.tasks):
-                task.cancel()
-
-    def sweep(self, now: float) -> None:
-        """End what has passed its deadline at `now` (monotonic seconds); called about once a second."""
-        if self._endpoint is not None:
-            self._endpoint.sweep(now)
-
-    def _sweep(self) -> None:
-        self.sweep(time.monotonic())
-        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
 
 def _too_large(head: RequestHead, limits: Limits) -> ApiError | None:

@@ -13,17 +13,16 @@ from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.ingress import Ingress, Scope
 from edgeproxy.wire.message_head import Headers, RequestHead, response_fields
 from edgeproxy.wire.service import ClientGone, Message, Service
+from edgeproxy.wire.wire_error import body_too_large, wire_error
 
 _log = logging.getLogger(__name__)
-
-CANCEL_GRACE_S = 5.0
-"""How long an application may go on after its client has left, before its task is cancelled."""
 
 
 class Carrier(Protocol):
     """The connection under a request."""
 
     quic: Quic
+    requests: dict[int, Request]
     blocked: dict[Request, None]
     """Requests whose `send()` waits; asked again after every flush."""
 
@@ -134,7 +133,8 @@ class Request:
         if self._started:
             self.reset(ErrorCode.H3_INTERNAL_ERROR)
             return
-        write_error(self._carrier.h3, self.stream_id, error, self._service.date(), bodyless=self._bodyless)
+        date, identity = self._service.date(), self._ingress.request_id
+        write_error(self._carrier.h3, self.stream_id, error, date, bodyless=self._bodyless, request_id=identity)
         self.lose()
         self._carrier.wake()
 
@@ -147,7 +147,7 @@ class Request:
         self._unblock()
         self._ingress.leave()
         if self._task is not None:
-            self._grace = self._service.loop.call_later(CANCEL_GRACE_S, self._task.cancel)
+            self._grace = self._service.loop.call_later(self._service.limits.cancel_grace_s, self._task.cancel)
 
     def flushed(self) -> None:
         if self._carrier.quic.unsent(self.stream_id) <= self._low_water:
@@ -168,8 +168,13 @@ class Request:
                 self.reset(ErrorCode.H3_REQUEST_CANCELLED)
 
     @property
+    def _high_water(self) -> int:
+        limits = self._service.limits
+        return min(limits.unsent_bytes, limits.unsent_connection_bytes // max(1, len(self._carrier.requests)))
+
+    @property
     def _low_water(self) -> int:
-        return self._service.limits.unsent_bytes // 4
+        return self._high_water // 4
 
     def _drop_body(self) -> None:
         self._body.clear()
@@ -251,7 +256,7 @@ class Request:
             self._left -= len(data)
             if self._left < 0 or (self._left and end):
                 raise ValueError(f"response body is {abs(self._left)} bytes off its content-length header")
-        limit = self._service.limits.unsent_bytes
+        limit = self._high_water
         while len(data) > limit:
             self._write(data[:limit], end=False)
             data = data[limit:]
@@ -290,14 +295,11 @@ class Request:
             raise ClientGone("the client left while the response waited for it to read")
 
 
-def write_error(h3: H3, stream_id: int, error: ApiError, date: bytes, *, bodyless: bool = False) -> None:
+def write_error(
+    h3: H3, stream_id: int, error: ApiError, date: bytes, *, bodyless: bool = False, request_id: bytes | None = None
+) -> None:
     """A complete answer of the wire itself; what is still to come of the request is not wanted."""
-    body = error.body()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error.headers]
+    headers, body = wire_error(error, request_id)
     fields, _ = response_fields(error.status, headers, date)
     h3.write_head(stream_id, fields, b"" if bodyless else body, end=True)
     h3.ignore(stream_id, ErrorCode.H3_NO_ERROR)
-
-
-def body_too_large(limit: int) -> ApiError:
-    return ApiError(413, f"The request body exceeds {limit} bytes; send a shorter one.", "request_too_large")

@@ -12,9 +12,9 @@ SCOPE_KEY = "edgeproxy"
 
 
 class Ingress:
-    """One request's. The listener fills it; the application may set `on_gone`."""
+    """One request's. The listener fills it; the application may set `on_gone` and `request_id`."""
 
-    __slots__ = ("first_byte", "gone", "on_gone", "protocol", "rtt", "task")
+    __slots__ = ("first_byte", "gone", "on_gone", "protocol", "request_id", "rtt", "task")
 
     def __init__(self, protocol: Literal["h1", "h2", "h3"], first_byte: float, rtt: Callable[[], float | None]) -> None:
         self.protocol = protocol
@@ -27,6 +27,8 @@ class Ingress:
         """Nobody waits for the rest of the answer: what `http.disconnect` says, without a task that waits for it."""
         self.on_gone: Callable[[], None] | None = None
         """Called at the moment in which `gone` becomes true; no more once the answer is complete."""
+        self.request_id: bytes | None = None
+        """By which the application knows the request: errors that the listener answers in its place carry it too."""
         self.task: asyncio.Task[None] | None = None
         """In which the application was called."""
 

@@ -24,6 +24,8 @@ class Limits:
     """Body received ahead of the application, per request; beyond it the peer is made to wait."""
     unsent_bytes: int = 64 * KIB
     """Response queued in this process, per connection (h1) or stream (h2, h3); beyond it `send()` waits."""
+    unsent_connection_bytes: int = 1 * MIB
+    """The same for all streams of one h3 connection together: where there are many, each may queue less."""
 
     connections: int = 10_000
     connections_per_address: int = 2_000
@@ -38,6 +40,13 @@ class Limits:
     """Requests that one h2 or h3 connection may reset before their answer ended, at once (CVE-2023-44487)."""
     resets_per_s: float = 20.0
     """How fast that allowance grows again."""
+    control_burst: int = 1000
+    """Frames of one h2 or h3 connection that cost work and bring no request further (PING, SETTINGS, PRIORITY, empty
+    DATA, unknown types), at once: no window bounds them."""
+    control_per_s: float = 100.0
+    """How fast that allowance grows again."""
+    tickets: int = 4096
+    """TLS sessions that h3 clients may resume; the oldest are forgotten first."""
 
     handshake_s: float = 5.0
     first_byte_s: float = 5.0

@@ -27,6 +27,7 @@ from edgeproxy.client.aioquic_internals import Quic, refusal_datagram
 from edgeproxy.wire.limits import MIB, Limits
 from edgeproxy.wire.quic_connection import Address, Connection, Home
 from edgeproxy.wire.quota import Quota
+from edgeproxy.wire.tickets import Tickets
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +44,9 @@ class Endpoint(asyncio.DatagramProtocol):
         configuration: QuicConfiguration,
         limits: Limits,
         make: Callable[[Quic, Home, str, float], Connection],
+        tickets: Tickets,
     ) -> None:
+        """`configuration` may be replaced at any time; it counts for the connections made from then on."""
         self.loop = asyncio.get_running_loop()
         self.configuration = configuration
         self.connections: dict[Connection, None] = {}
@@ -53,6 +56,7 @@ class Endpoint(asyncio.DatagramProtocol):
         """Turn new connections away; those that exist go on."""
         self._limits = limits
         self._make = make
+        self._tickets = tickets
         self._handshaking: dict[Connection, None] = {}
         self._routes: dict[bytes, Connection] = {}
         self._quota = Quota(limits)
@@ -68,10 +72,18 @@ class Endpoint(asyncio.DatagramProtocol):
         assert self._transport is not None
         return cast(Address, self._transport.get_extra_info("sockname"))
 
+    @property
+    def alive(self) -> bool:
+        """The socket is open."""
+        return self._transport is not None and not self._transport.is_closing()
+
     # ---- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
 
     def datagram_received(self, data: bytes | str, address: Address) -> None:
         assert isinstance(data, bytes)
@@ -189,6 +201,8 @@ class Endpoint(asyncio.DatagramProtocol):
         quic = Quic(
             self.configuration,
             streams=limits.streams_per_connection,
+            session_ticket_fetcher=self._tickets.take,
+            session_ticket_handler=self._tickets.add,
             original_destination_connection_id=original or header.destination_cid,
             retry_source_connection_id=header.destination_cid if original else None,
         )

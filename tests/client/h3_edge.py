@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from edgeproxy.config import Address
-from edgeproxy.wire.h3 import QuicListener
+from edgeproxy.wire.h3_listener import QuicListener
 from edgeproxy.wire.ingress import Scope, ingress
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import App, Receive, Send

@@ -21,6 +21,7 @@ from aioquic.quic.events import (
     StopSendingReceived,
     StreamReset,
 )
+from aioquic.tls import SessionTicket
 
 T = TypeVar("T")
 PATIENCE_S = 20.0
@@ -56,16 +57,21 @@ class Reply:
 
 class Peer(asyncio.DatagramProtocol):
     def __init__(self, configuration: QuicConfiguration, address: tuple[str, int]) -> None:
-        self.quic = QuicConnection(configuration=configuration)
+        self.tickets: list[SessionTicket] = []
+        self.quic = QuicConnection(configuration=configuration, session_ticket_handler=self.tickets.append)
         self.replies: dict[int, Reply] = {}
         self.closed: ConnectionTerminated | None = None
         self.refused = False
         """The socket says that nobody listens."""
         self.pongs: set[int] = set()
+        self.resumed = False
+        self.early_data_accepted = False
         self.retried = False
         """The server asked for proof of the address first."""
         self.deaf = False
         """Read nothing from the network any more."""
+        self.lost: list[bytes] | None = None
+        """What came from the network since the test set it to a list; `found()` hands it on."""
         self.h3: H3Connection | None = None
         self._address = address
         self._ready = False
@@ -100,6 +106,10 @@ class Peer(asyncio.DatagramProtocol):
         self.flush()
         return stream_id
 
+    def speak_early(self) -> None:
+        """Begin HTTP/3 before the handshake is over: what is asked then is early data."""
+        self.h3 = H3Connection(self.quic)
+
     def data(self, stream_id: int, data: bytes, *, end: bool = False) -> None:
         assert self.h3
         self.h3.send_data(stream_id, data, end_stream=end)
@@ -122,6 +132,11 @@ class Peer(asyncio.DatagramProtocol):
         """As browsers and curl do it: both directions in one datagram."""
         self.quic.reset_stream(stream_id, 0x10C)
         self.stop(stream_id)
+
+    def found(self) -> None:
+        lost, self.lost = self.lost or [], None
+        for data in lost:
+            self.datagram_received(data, None)
 
     def close(self) -> None:
         self.quic.close(error_code=0x100)
@@ -168,6 +183,9 @@ class Peer(asyncio.DatagramProtocol):
         if self.deaf:
             return
         assert isinstance(data, bytes)
+        if self.lost is not None:
+            self.lost.append(data)
+            return
         self.retried = self.retried or data[0] & 0xF0 == 0xF0  # RFC 9000 section 17.2.5
         self.quic.receive_datagram(data, self._address, now=time.monotonic())
         self._events()
@@ -200,8 +218,9 @@ class Peer(asyncio.DatagramProtocol):
 
     def _event(self, event: QuicEvent) -> None:
         if isinstance(event, HandshakeCompleted):
-            self.h3 = H3Connection(self.quic)
+            self.h3 = self.h3 or H3Connection(self.quic)
             self._ready = True
+            self.resumed, self.early_data_accepted = event.session_resumed, event.early_data_accepted
         elif isinstance(event, ConnectionTerminated):
             self.closed = event
         elif isinstance(event, StreamReset):

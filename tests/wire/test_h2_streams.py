@@ -248,3 +248,20 @@ async def test_a_failure_in_the_response_resets_its_stream(serve: Serve, failure
     reply = await client.get()
     assert (reply.ended, reply.reset) == (False, ErrorCodes.INTERNAL_ERROR)
     assert (await client.get("/good")).body == b"good"
+
+
+async def test_streams_share_the_window_of_their_connection(serve: Serve) -> None:
+    """Whoever waits longest comes first: no stream starves behind one that takes whatever the client gives."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(OK)
+        while True:
+            await send(piece(bytes(65536)))
+
+    edge = await serve(app)
+    client = await edge.connect_h2(window=10_000_000)
+    streams = [client.request() for _ in range(12)]
+    while min(len(client.replies[stream].body) for stream in streams) < 100_000:
+        await client.step()
+    bodies = [len(client.replies[stream].body) for stream in streams]
+    assert max(bodies) <= 2 * min(bodies) + 65536

@@ -7,7 +7,6 @@ import asyncio
 import pycurl
 import pytest
 
-from edgeproxy.wire import h3_request
 from edgeproxy.wire.ingress import Ingress, Scope, ingress
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import Receive, Send
@@ -124,12 +123,9 @@ async def test_a_finished_request_knows_no_disconnect(certificate: DevCertificat
         await soon(after)
 
 
-async def test_an_application_that_notices_nothing_is_cancelled(
-    certificate: DevCertificate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(h3_request, "CANCEL_GRACE_S", 0.0)
+async def test_an_application_that_notices_nothing_is_cancelled(certificate: DevCertificate) -> None:
     probe = Probe()
-    async with serving(probe.hang, certificate) as edge:
+    async with serving(probe.hang, certificate, Limits(cancel_grace_s=0)) as edge:
         peer = await edge.peer()
         stream = peer.request(get())
         await soon(probe.started)

@@ -72,6 +72,19 @@ async def test_a_large_answer_is_delivered_before_the_close(certificate: DevCert
         assert peer.at(stream).ended
 
 
+async def test_a_listener_is_healthy_until_it_drains(certificate: DevCertificate) -> None:
+    async with serving(echo, certificate) as edge:
+        assert edge.listener.healthy
+        await edge.listener.drain(0)
+        assert not edge.listener.healthy
+
+
+async def test_a_listener_that_lost_its_socket_is_not_healthy(certificate: DevCertificate) -> None:
+    async with serving(echo, certificate) as edge:
+        edge.listener.close()
+        assert not edge.listener.healthy
+
+
 async def test_an_idle_listener_drains_at_once_and_frees_its_port(certificate: DevCertificate) -> None:
     async with serving(echo, certificate) as edge:
         peer = await edge.peer()

@@ -288,3 +288,35 @@ async def test_answers_that_are_not_taken_do_not_hold_a_connection_for_ever(cert
         with pytest.raises(StreamFailed, match="not taken"):
             while await exchange.read():
                 pass
+
+
+async def test_many_answers_that_are_not_read_share_the_limit_of_their_connection(certificate: DevCertificate) -> None:
+    """Each alone could queue `unsent_bytes`; all together no more than the connection may."""
+    probe, streams = Probe(), 32
+    limits = Limits(unsent_bytes=64 * KIB, unsent_connection_bytes=256 * KIB)
+    async with serving(probe.flood, certificate, limits) as edge:
+        client = await unread_client(edge.port, edge.ca, window=KIB)
+        for _ in range(streams):
+            client.request(get(), end=True)
+        async with asyncio.timeout(PATIENCE_S):
+            while probe.calls < streams:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        sent = -1
+        while probe.sent != sent:  # until nothing moves any more
+            sent = probe.sent
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+        # A stream may be over its share by one write of 8 KiB; its window is what the client took.
+        assert sent <= 256 * KIB + streams * (8 + 1) * KIB
+        client.close()
+
+
+@pytest.mark.parametrize("frame", [encode_frame(0x0, b""), encode_frame(0x21, b"grease")], ids=["empty", "unknown"])
+async def test_a_flood_of_frames_that_say_nothing_ends_the_connection(
+    frame: bytes, certificate: DevCertificate
+) -> None:
+    async with serving(echo, certificate, Limits(control_burst=50, control_per_s=0)) as edge:
+        peer = await edge.peer()
+        stream = peer.request(post(), b"", end=False)
+        peer.raw(stream, 60 * frame)
+        assert (await peer.closing()).error_code == ErrorCode.H3_EXCESSIVE_LOAD

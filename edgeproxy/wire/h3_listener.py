@@ -1,0 +1,127 @@
+"""The UDP listener: HTTP/3 sessions on one socket, one sweep for all deadlines, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from aioquic.h3.connection import H3_ALPN, ErrorCode
+from aioquic.quic.configuration import QuicConfiguration
+
+from edgeproxy.client.aioquic_internals import Quic
+from edgeproxy.config import Address
+from edgeproxy.wire.h3 import Session
+from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.quic import Endpoint, udp_socket
+from edgeproxy.wire.quic_connection import Home
+from edgeproxy.wire.service import App, Service
+from edgeproxy.wire.tickets import Tickets
+from edgeproxy.wire.tls import TlsError
+
+_log = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+
+
+class QuicListener:
+    """Serves `app` over HTTP/3 on one UDP address."""
+
+    def __init__(self, app: App, limits: Limits, *, certificate: Path, key: Path, state: dict[str, Any]) -> None:
+        """Raises TlsError for a certificate or key that cannot be used."""
+        self._app = app
+        self._limits = limits
+        self._state = state
+        self._configuration = _configuration(limits, certificate, key)
+        self._service: Service | None = None
+        self._endpoint: Endpoint | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def start(self, address: Address) -> None:
+        """Bind and serve; port 0 lets the kernel choose. Raises OSError."""
+        # The library warns of every protocol error of a peer: lines that a peer could multiply.
+        logging.getLogger("quic").setLevel(logging.ERROR)
+        loop = asyncio.get_running_loop()
+        service = Service(self._app, self._limits, scheme="https", state=self._state, alt_svc=None)
+
+        def session(quic: Quic, endpoint: Home, host: str, now: float) -> Session:
+            return Session(service, quic, endpoint, host, now)
+
+        endpoint = Endpoint(self._configuration, self._limits, session, Tickets(self._limits.tickets))
+        await loop.create_datagram_endpoint(lambda: endpoint, sock=udp_socket(address))
+        self._service, self._endpoint = service, endpoint
+        self._sweep()
+
+    @property
+    def port(self) -> int:
+        assert self._endpoint is not None, "the listener is not started"
+        return int(self._endpoint.address[1])
+
+    @property
+    def connections(self) -> int:
+        """Open connections, those in their handshake included."""
+        return len(self._endpoint.open) if self._endpoint is not None else 0
+
+    @property
+    def healthy(self) -> bool:
+        """New connections are taken: what Alt-Svc promises."""
+        return self._endpoint is not None and self._endpoint.alive and not self._endpoint.refusing
+
+    def use(self, certificate: Path, key: Path) -> None:
+        """For the handshakes from now on; connections that exist go on. Raises TlsError and changes nothing then."""
+        self._configuration = _configuration(self._limits, certificate, key)
+        if self._endpoint is not None:
+            self._endpoint.configuration = self._configuration
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new connection, let the requests in progress end, then close; after `timeout_s` close at once."""
+        if self._endpoint is None or self._service is None:
+            return
+        self._endpoint.refusing = True
+        for connection in list(self._endpoint.open):
+            connection.drain()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._endpoint.empty()
+        except TimeoutError:
+            _log.warning("HTTP/3: %d connections were still open after %g s", self.connections, timeout_s)
+        tasks = list(self._service.tasks)
+        self.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """Close every connection with H3_NO_ERROR, cancel what still runs, and free the port."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._endpoint is not None and self._service is not None:
+            self._endpoint.close(ErrorCode.H3_NO_ERROR)
+            for task in list(self._service.tasks):
+                task.cancel()
+
+    def sweep(self, now: float) -> None:
+        """End what has passed its deadline at `now` (monotonic seconds); called about once a second."""
+        if self._endpoint is not None:
+            self._endpoint.sweep(now)
+
+    def _sweep(self) -> None:
+        self.sweep(time.monotonic())
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+
+def _configuration(limits: Limits, certificate: Path, key: Path) -> QuicConfiguration:
+    configuration = QuicConfiguration(
+        is_client=False,
+        alpn_protocols=H3_ALPN,
+        idle_timeout=limits.keep_alive_s,
+        max_stream_data=limits.unread_body_bytes,
+        max_data=16 * limits.unread_body_bytes,
+    )
+    try:
+        configuration.load_cert_chain(certificate, key)
+    except (OSError, ValueError, TypeError) as error:
+        raise TlsError(
+            f"cannot use certificate {certificate} with key {key} for HTTP/3: {error}; give a PEM chain and its key"
+        ) from error
+    return configuration
