@@ -117,6 +117,8 @@ class GatewayLimits:
     """A stream without an event for this long has failed."""
     resume_after_s: float = 10.0
     """A native node's stream without an event for this long goes on at another node, if one computes alike."""
+    hedge_share: float = 0.0
+    """Of streams, that may be sent to a second node too when their first token is late; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,7 @@ def _limits(node: _Node) -> GatewayLimits:
         "first_byte_s": lambda n: n.number(0.1, 3600),
         "stall_s": lambda n: n.number(0.1, 3600),
         "resume_after_s": lambda n: n.number(0.1, 3600),
+        "hedge_share": lambda n: n.number(0, 0.02),
     }
     return GatewayLimits(**{name: readers[name](item) for name, item in node.mapping(readers).items()})
 

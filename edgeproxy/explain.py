@@ -9,6 +9,7 @@ from urllib.parse import quote
 import httpx
 
 _REASONS = {
+    "pinned": "the client asked for this region",
     "home": "the home region's best node",
     "faster": "another region was forecast to answer clearly sooner than the home region",
     "failover": "no node of the home region was fit",
@@ -16,6 +17,12 @@ _REASONS = {
     "standby": "only standby nodes were fit",
     "least-bad": "no node was fit; this one was the least bad",
     "none": "no node could be asked",
+}
+_HEDGES = {
+    "won": "sent to a second node too, because the first was late; the second answered",
+    "lost": "sent to a second node too, because the first was late, which then answered all the same",
+    "failed": "sent to a second node too, because the first was late; the second failed",
+    "abandoned": "sent to a second node too, because the first was late; the client left",
 }
 _TERMS = ("network", "queue", "prefill", "decode", "total")
 TIMEOUT_S = 10.0
@@ -57,6 +64,8 @@ def render(found: Mapping[str, Any]) -> str:
     if found["held_s"]:
         lines.append(f"  held here for {found['held_s'] * 1e3:.1f} ms, because every node was hot")
     lines += [f"  failed: {failure}" for failure in found["failures"]]
+    if found["hedge"]:
+        lines.append(f"  {_HEDGES[found['hedge']]}")
     if found["node"] is not None:
         told = f"attempt {found['attempts']}, status {found['status']}"
         lines.append(f"  answered by {found['node']} in {found['region']}, {told}")

@@ -50,6 +50,7 @@ def test_relative_paths_start_at_the_file() -> None:
         (NODE + "budget_ms: .nan", "budget_ms", "a number from"),
         (NODE + "budget_ms: true", "budget_ms", "not a number"),
         (NODE + "limits: {attempts: 2.5}", "limits.attempts", "whole number"),
+        (NODE + "limits: {hedge_share: 0.1}", "limits.hedge_share", "from 0 to 0.02"),
         (NODE + "listen: {http: '8080'}", "listen.http", "host:port"),
         (NODE + "listen: {admin: '127.0.0.1:1'}", "listen", "clients need one of them"),
         (NODE + "listen: {http: 'localhost:1', admin: 'localhost:1'}", "listen", "its own port"),

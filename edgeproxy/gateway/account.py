@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
@@ -21,6 +21,8 @@ from edgeproxy.routing.budget import Ledger
 
 UNKNOWN_MODEL = "unknown"
 RECENT = 100
+Hedge = Literal["won", "lost", "failed", "abandoned"]
+"""A second copy answered; the first one did; it failed; the client left."""
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class Call:
     rtt_s: float | None = None
     """The region's round trip when the request was sent there."""
     lost_s: float = 0.0
-    """Spent on attempts that failed."""
+    """Spent on attempts that failed, or on waiting before the second copy that answered."""
     sent_at: float | None = None
     """When the request was sent to the node that answered."""
     first_at: float | None = None
@@ -55,6 +57,10 @@ class Call:
     """The node's own (`budget.NODE_TERMS`), in seconds."""
     failures: tuple[str, ...] = ()
     """`node: reason` of each attempt that failed."""
+    heard: bool = False
+    """The node of the attempt under way has begun to answer."""
+    hedge: Hedge | None = None
+    """What became of a second copy; None where there was none."""
     resumes: int = 0
     """How often another node went on with its stream."""
     prompt_tokens: int | None = None
@@ -74,6 +80,13 @@ class Call:
     ending: Ending | None = None
     client_gone: bool = False
     _ledger: Ledger | None = None
+
+    def answered_as(self, copy: Call) -> None:
+        """It is a second copy that answers."""
+        self.node, self.region, self.rtt_s = copy.node, copy.region, copy.rtt_s
+        self.sent_at, self.first_at, self.terms = copy.sent_at, copy.first_at, copy.terms
+        self.prompt_tokens, self.cached_tokens, self.prefix = copy.prompt_tokens, copy.cached_tokens, copy.prefix
+        self.ending = copy.ending
 
     def ledger(self) -> Ledger:
         """The budget's terms, as far as they are known; final once the first content has come."""
@@ -149,6 +162,7 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
         "attempts": call.attempts,
         "failures": call.failures,
         "resumes": call.resumes,
+        "hedge": call.hedge,
         "reason": None if call.choice is None else call.choice.reason,
         "held_s": call.held_s,
         "expected_s": call.expected_s,

@@ -67,8 +67,10 @@ class Begun:
 
 async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits: GatewayLimits) -> Whole | Begun:
     """Raises Failed. After anything but Begun the response is closed."""
+    call.heard = False
     try:
         response = await node.pool.request(b"POST", CHAT, headers, node.body(body))
+        call.heard = True
         node.observe(response.headers, response.first_byte_at)
         numerics = node.numerics  # now: while we wait, probes look again
         try:

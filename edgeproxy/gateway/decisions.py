@@ -22,6 +22,7 @@ _OUTCOME = (
     "node",
     "attempts",
     "failures",
+    "hedge",
     "held_s",
 )
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
 from math import inf
 from time import monotonic
 
@@ -17,6 +16,7 @@ from edgeproxy.gateway.attempt import Begun, Failed, attempt
 from edgeproxy.gateway.continuation import Said
 from edgeproxy.gateway.plan import Plan
 from edgeproxy.gateway.pump import Broken, Pump, Quiet
+from edgeproxy.gateway.race import Race
 from edgeproxy.gateway.refusal import fitting_tokens
 from edgeproxy.gateway.resume import go_on, go_on_from_text, may_leave
 from edgeproxy.gateway.transcript import Transcript
@@ -24,6 +24,7 @@ from edgeproxy.gateway.visit import Visit
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import Headers
+from edgeproxy.routing.hedge import Hedging
 from edgeproxy.upstream.h1 import Response
 from edgeproxy.upstream.node import Node
 
@@ -53,6 +54,11 @@ class Request:
         """The choice as it would fall now."""
         return self.plan.in_turn(monotonic())
 
+    def elsewhere(self, first: Node) -> Iterator[Node]:
+        """The others, as the choice would fall now: those of other regions before those of the first one's."""
+        others = [node for node in dict.fromkeys(self.again()) if node is not first]
+        return iter(sorted(others, key=lambda node: node.region == first.region))
+
     @property
     def continues(self) -> bool:
         """Some node can go on with a stream from its text alone."""
@@ -65,6 +71,7 @@ class Relay:
     def __init__(self, limits: GatewayLimits, metrics: Metrics) -> None:
         self._limits = limits
         self._metrics = metrics
+        self._hedging = Hedging(limits.hedge_share)
 
     async def run(self, nodes: Iterator[Node], request: Request, answer: Answer, call: Call) -> Whole | None:
         """`nodes` in the order in which they are to be tried. None: the request is answered; else what to tell the
@@ -74,24 +81,30 @@ class Relay:
         """
         told: Whole | None = None
         deadline = call.started + DEADLINE_SHARE * self._limits.first_byte_s
-        for node in islice(nodes, self._limits.attempts):
+        most = call.attempts + self._limits.attempts
+        race = self._race(request) if call.stream and self._hedging.on and self._limits.attempts > 1 else None
+        for node in nodes:
+            if call.attempts >= most:
+                break
+            if race is not None and node is race.copied:
+                continue
             call.attempts += 1
             call.node, call.region, call.rtt_s = node.name, node.region, node.rtt.srtt
             begun = monotonic()
             with request.visit(node, begun) as visit:
                 try:
-                    if told is None:  # the first has all of the time, and the pool sees to that
-                        outcome = await self._attempt(node, request, request.body, call)
-                    else:
+                    if told is not None:
                         outcome = await self._in_time(node, request, call, max(deadline - begun, LEAST_ATTEMPT_S))
+                    elif race is not None:
+                        outcome = await race.run(visit, call, request.visit)
+                    else:  # the first has all of the time, and the pool sees to that
+                        outcome = await self._attempt(node, request, request.body, call)
                 except Failed as failed:
-                    call.failures += (f"{node.name}: {failed.reason}",)
                     call.lost_s += monotonic() - begun
-                    _offered(failed.answer, node, request)
                     if told is None or (failed.busy and told.status != 429):
                         told = failed.answer
                 else:
-                    if isinstance(outcome, Whole) and _offered(outcome, node, request):
+                    if isinstance(outcome, Whole) and _offered(outcome, visit.node, request):
                         return outcome
                     visit.answered(outcome, call)
                     await self._pass_on(visit, outcome, request, answer, call)
@@ -109,8 +122,14 @@ class Relay:
                 return await self._attempt(node, request, request.body, call)
         except TimeoutError:
             failed = Failed("timeout", whole(_too_late()))
-            self._note(node, failed)
+            self._note(node, failed, request, call)
             raise failed from None
+
+    def _race(self, request: Request) -> Race:
+        async def send(node: Node, call: Call) -> Whole | Begun:
+            return await self._attempt(node, request, request.body, call)
+
+        return Race(self._hedging, self._metrics, send, request.elsewhere)
 
     async def _attempt(self, node: Node, request: Request, body: bytes, call: Call) -> Whole | Begun:
         """Raises Failed, which the node's breaker and the metrics then know of."""
@@ -118,7 +137,7 @@ class Relay:
         try:
             outcome = await attempt(node, _fields(node, request.headers, call), body, call, self._limits)
         except Failed as failed:
-            self._note(node, failed)
+            self._note(node, failed, request, call)
             raise
         except BaseException:
             node.breaker.abandoned()
@@ -204,7 +223,9 @@ class Relay:
         self._metrics.failed(node.name, reason)
         call.failures += (f"{node.name}: {reason}",)
 
-    def _note(self, node: Node, failed: Failed) -> None:
+    def _note(self, node: Node, failed: Failed, request: Request, call: Call) -> None:
+        call.failures += (f"{node.name}: {failed.reason}",)
+        _offered(failed.answer, node, request)
         now = monotonic()
         self._metrics.failed(node.name, failed.reason)
         if failed.busy:

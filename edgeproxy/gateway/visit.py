@@ -11,6 +11,7 @@ from edgeproxy.gateway.attempt import Begun
 from edgeproxy.gateway.hold import Holds
 from edgeproxy.gateway.plan import Plan
 from edgeproxy.routing.forecast import Timings
+from edgeproxy.routing.load import Sent
 from edgeproxy.upstream.node import Node
 
 _WORK = ("parse", "prefill", "first")
@@ -24,6 +25,12 @@ class Visit:
     """A context that counts the request at the node. What ends it without `served` teaches nothing."""
 
     __slots__ = ("_holds", "_plan", "_served", "at", "expected", "node", "sent")
+    node: Node
+    at: float
+    """When it was sent there."""
+    expected: float
+    """Seconds to the first token, as forecast then."""
+    sent: Sent
 
     def __init__(self, plan: Plan, node: Node, holds: Holds, now: float) -> None:
         self._plan = plan
@@ -38,6 +45,13 @@ class Visit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
+
+    def swap(self, other: Visit) -> None:
+        """Two copies of the request change places: the one that answers is this one's from now on."""
+        self.node, other.node = other.node, self.node
+        self.at, other.at = other.at, self.at
+        self.expected, other.expected = other.expected, self.expected
+        self.sent, other.sent = other.sent, self.sent
 
     def move(self, node: Node) -> None:
         """The request goes on at another node."""
@@ -85,7 +99,6 @@ class Visit:
         self.at = now
         tokens = plan.wanted.to_compute(slot)
         self.expected = outlook.cost(now, tokens)
-        """Seconds to the first token, as forecast when it was sent."""
         self.sent = outlook.sent(now, tokens)
         if plan.prompt.names:
             plan.known.fleet.prefixes.sent(slot, plan.prompt.names)

@@ -81,6 +81,7 @@ class Metrics:
         self._forecast_share: dict[str, _Histogram] = {}
         self._disconnects = 0
         self._resumes: dict[str, int] = {}
+        self._hedges: dict[str, int] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Families(self._families))
 
@@ -118,6 +119,10 @@ class Metrics:
     def resumed(self, outcome: str) -> None:
         """`outcome`: exact, approximate or failed."""
         self._resumes[outcome] = self._resumes.get(outcome, 0) + 1
+
+    def hedged(self, outcome: str) -> None:
+        """`outcome` of a second copy: won, lost, failed or abandoned."""
+        self._hedges[outcome] = self._hedges.get(outcome, 0) + 1
 
     def disconnected(self) -> None:
         self._disconnects += 1
@@ -180,7 +185,12 @@ class Metrics:
         for family, found in ((error, self._forecast_error), (share, self._forecast_share)):
             for region, histogram in found.items():
                 family.add_metric([region], histogram.buckets(), histogram.sum)
-        yield from (decisions, error, share)
+        hedges = CounterMetricFamily(
+            "edgeproxy_hedges", "Second copies of late requests, and whether they answered", labels=["outcome"]
+        )
+        for outcome, count in self._hedges.items():
+            hedges.add_metric([outcome], count)
+        yield from (decisions, error, share, hedges)
 
 
 def _configuration(status: ReloadStatus) -> Iterator[Metric]:

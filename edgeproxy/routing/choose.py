@@ -37,7 +37,7 @@ answers, the prefix view does not know."""
 MAX_HOLD_S = 0.250
 """Longest hold at the proxy."""
 
-Reason = Literal["home", "faster", "failover", "session", "standby", "least-bad", "none"]
+Reason = Literal["pinned", "home", "faster", "failover", "session", "standby", "least-bad", "none"]
 
 
 class Candidate(Protocol):
@@ -125,8 +125,9 @@ class Decision(Generic[N]):
         self._wanted = wanted
         self._now = now
         self.reason = reason
-        """home: the home region's node. faster: another region's, for a clear gain. failover: none at home is fit.
-        session: kept for its session. standby: no other is fit. least-bad: none at all is. none: there is no node."""
+        """pinned: the region that the client put first. home: the home region's node. faster: another region's, for a
+        clear gain. failover: none there is fit. session: kept for its session. standby: no other is fit. least-bad:
+        none at all is. none: there is no node."""
         self.hot = hot
         """Whether the node chosen makes its requests wait."""
 
@@ -198,7 +199,7 @@ def choose(nodes: Sequence[N], wanted: Wanted, home: Home, now: float, rng: Rand
         if staying:
             best, index = at_home
     elif home.region is None and nodes[index].region == next(iter(home.ranks), None):
-        reason = "home"
+        reason = "pinned" if home.step_s else "home"
     index = _by_lot(nodes, fit, best, index, rng)
     if wanted.sticky is not None and nodes[index].slot != wanted.sticky:
         kept = _kept(nodes, fit, best, wanted.sticky)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from math import inf, log
+from math import inf
 from typing import NamedTuple
 
+from edgeproxy.routing.lateness import Lateness
 from edgeproxy.routing.load import FRESH_S, Load, Occupancy, Sent
 from edgeproxy.routing.pace import CHUNK_TOKENS, Pace
 from edgeproxy.routing.rtt import RttEstimator
 
 UNMEASURED_S = 1.0
 """Taken for the network of a node that nobody has measured: after all that were, in the operator's order."""
-P95_FACTOR = log(10)
-"""Of the mean distance between forecast and fact: where 5 % of a Laplace distribution's one side lie beyond."""
 STARVED_S = 30.0
 """Without an answer for so long, six probes of a near node, what was learnt of a node's pace begins to fade."""
-_WEIGHT = 0.1
 _GAIN_DECAY = 0.95
 _GAIN_PRIOR = 0.020**2
 """The queue's forecast is taken as it is until queues of together 20 ms have been compared with it."""
@@ -49,7 +47,7 @@ class Timings(NamedTuple):
 class Outlook:
     """One node: how far (`rtt`), how busy (`load`), how fast (`pace`)."""
 
-    __slots__ = ("_gain_xx", "_gain_xy", "_learnt_at", "error", "extra_trips", "load", "pace", "queue_gain", "rtt")
+    __slots__ = ("_gain_xx", "_gain_xy", "_learnt_at", "extra_trips", "lateness", "load", "pace", "queue_gain", "rtt")
 
     def __init__(self, rtt: RttEstimator | None = None, pace: Pace | None = None) -> None:
         self.rtt = rtt or RttEstimator()
@@ -57,8 +55,7 @@ class Outlook:
         self.pace = pace or Pace()
         self.extra_trips = 0
         """Round trips for handshakes before a request can be sent: 0 while a warm connection waits."""
-        self.error = 0.0
-        """Mean distance between forecast and fact."""
+        self.lateness = Lateness()
         self.queue_gain = 1.0
         """Real queue by expected queue: a scheduler that takes short prompts first makes it small."""
         self._gain_xx = self._gain_xy = _GAIN_PRIOR
@@ -105,7 +102,7 @@ class Outlook:
     def began(self, sent: Sent, tokens: float, timings: Timings, expected: float) -> None:
         """The first token is here: what was to be computed in truth, how long it took, and how long was forecast."""
         self.load.began(sent, timings.queue)
-        self.error += (abs(timings.first_token - expected) - self.error) * _WEIGHT
+        self.lateness.seen(timings.first_token - expected)
         queue, work = timings.queue, timings.work
         if queue is not None:
             self._learn_queue(sent.queue, queue)
@@ -123,10 +120,6 @@ class Outlook:
     def ended(self, sent: Sent, now: float, *, served: bool) -> None:
         """The answer is over. One that failed teaches nothing: a node that fails fast must not look fast."""
         self.load.ended(sent, now, served=served)
-
-    def p95(self, expected: float) -> float:
-        """Seconds that a request exceeds once in twenty, whose forecast is `expected`."""
-        return expected + P95_FACTOR * self.error
 
     def _network(self) -> float:
         srtt = self.rtt.srtt

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeproxy.routing.choose import MAX_HOLD_S, Hold, Wanted, choose
+from edgeproxy.routing.home import Home
 from edgeproxy.routing.load import Occupancy
 from tests.routing.fleet import Node, decided, home, names, node
 
@@ -152,6 +153,16 @@ def test_no_node_at_all_is_said_and_not_raised() -> None:
     nothing: list[Node] = []
     decision = decided(choose(nothing, SHORT, home(r=0.01), 0, Random(1)))
     assert (decision.candidates, decision.reason, decision.option, decision.runner_up) == ((), "none", None, None)
+
+
+def test_a_pinned_request_goes_where_its_client_said_and_the_reason_says_so() -> None:
+    nodes = [node("near", "near", 0.001), node("far", "far", 0.1)]
+    pinned = Home(("far", "near"), strict=True)
+    decision = decided(choose(nodes, SHORT, pinned, 0, Random(1)))
+    assert (names(decision.candidates), decision.reason) == (["far", "near"], "pinned")
+    nodes[1].ready = False
+    decision = decided(choose(nodes, SHORT, pinned, 0, Random(1)))
+    assert (names(decision.candidates), decision.reason) == (["near", "far"], "failover")
 
 
 def test_unmeasured_regions_come_last_and_before_any_measurement_the_operators_order_holds() -> None:

@@ -90,14 +90,3 @@ def test_the_queue_is_learnt_where_a_node_takes_the_shortest_first() -> None:
         found.ended(sent, now + 1, served=True)
     found.reported(Occupancy(1, 0, 500), 2000.0)
     assert found.forecast(2000.0, 20.0).queue == pytest.approx(0.12, rel=0.1)
-
-
-def test_one_answer_in_twenty_exceeds_the_p95_of_an_exponential_error() -> None:
-    found, rng, beyond = outlook(), Random(3), 0
-    for number in range(4000):
-        fact = 0.3 + rng.choice((-1, 1)) * rng.expovariate(1 / 0.020)
-        beyond += number >= 500 and fact > found.p95(0.3)
-        sent = found.sent(float(number), 10.0)
-        found.began(sent, 10.0, Timings(fact, 0.0, 0.1), 0.3)
-        found.ended(sent, number + 0.5, served=True)
-    assert 0.03 < beyond / 3500 < 0.08
