@@ -47,7 +47,7 @@ def build(
     views = _views(fleet)
     reloads = reloads or ReloadStatus(started)
     account = Account(log, Metrics(version(), views, reloads))
-    rest = _starlette(_public_routes(fleet, keys, started))
+    rest = _starlette(_public_routes(fleet, keys, started, reloads))
     public = Gateway(
         fleet,
         keys,
@@ -81,7 +81,7 @@ def _bound(*addresses: Address | None) -> Iterable[Address]:
     return [address for address in addresses if address is not None]
 
 
-def _public_routes(fleet: Fleet, keys: Keys, started: int) -> list[Route]:
+def _public_routes(fleet: Fleet, keys: Keys, started: int, reloads: ReloadStatus) -> list[Route]:
     async def models(request: Request) -> Response:
         names = _models_of(fleet, _tenant(request, keys))
         return _json({"object": "list", "data": [_model(name, started) for name in names]})
@@ -96,7 +96,9 @@ def _public_routes(fleet: Fleet, keys: Keys, started: int) -> list[Route]:
         return _json({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        """A node is ready once it has produced a real token; so is the proxy."""
+        """A node is ready once it has produced a real token; so is the proxy, until it is told to end."""
+        if reloads.stopping:
+            raise ApiError(503, "the proxy is going down; send requests elsewhere", "stopping")
         if any(node.ready for node in fleet.nodes):
             return _json({"status": "ready"})
         raise ApiError(503, "no node is ready yet; try again", "not_ready", headers=((b"retry-after", b"1"),))

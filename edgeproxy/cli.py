@@ -47,7 +47,14 @@ def main() -> None:
     show_default=True,
     help="Seconds that SIGTERM waits for answers in progress. Ctrl-C does not wait.",
 )
-def serve(config: Path, state: Path, drain: float) -> None:
+@click.option(
+    "--notice",
+    type=click.FloatRange(0, 600),
+    default=0.0,
+    show_default=True,
+    help="Seconds that SIGTERM still takes requests, while /readyz says no: for load balancers to see.",
+)
+def serve(config: Path, state: Path, drain: float, notice: float) -> None:
     """Start the proxy, and the nodes and relays that the deployment asks it to launch."""
     from edgeproxy.access.keys import KeysError
     from edgeproxy.access.origin import BindError
@@ -59,7 +66,7 @@ def serve(config: Path, state: Path, drain: float) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        serve(load(config), state=state, drain_s=drain, announce=_announce)
+        serve(load(config), state=state, drain_s=drain, notice_s=notice, announce=_announce)
     except (ConfigError, KeysError, BindError, StartError, TlsError) as error:
         _fail(str(error))
 

@@ -1,4 +1,4 @@
-"""Reads regions.yaml and the key file again while requests go on: at SIGHUP, and when one of them has changed.
+"""Reads regions.yaml, keys and certificate again while requests go on: at SIGHUP, and when one of them has changed.
 
 A file that cannot be used is told of and changes nothing. Nodes that are as they were keep their connections and
 all that is known of them; a node that is gone ends what it has begun.
@@ -7,6 +7,7 @@ all that is known of them; a node that is gone ends what it has begun.
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +20,8 @@ from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.upstream.launch import Launcher
 from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.upstream.probe import Prober
+from edgeproxy.wire.certificates import Certificates
+from edgeproxy.wire.tls import TlsError
 
 POLL_S = 2.0
 DRAIN_S = 600.0
@@ -43,6 +46,7 @@ class Reload:
         token: str,
         say: Callable[[str], None],
         status: ReloadStatus,
+        certificates: Certificates | None = None,
     ) -> None:
         self._config = config
         self._fleet = fleet
@@ -51,6 +55,7 @@ class Reload:
         self._keys = keys
         self._token = token
         self._say = say
+        self._certificates = certificates
         self._drains: set[asyncio.Task[None]] = set()
         self._stamp = self._stamps()
         self._status = status
@@ -71,10 +76,10 @@ class Reload:
         self._stamp = self._stamps()
         done: list[str] = []
         errors: list[str] = []
-        for reload in (self._reload_keys, self._reload_config):
+        for reload in (self._reload_keys, self._reload_certificates, self._reload_config):
             try:
                 done += reload()
-            except (ConfigError, KeysError) as error:
+            except (ConfigError, KeysError, TlsError) as error:
                 errors.append(str(error))
         status = self._status
         status.error = "; ".join(errors) or None
@@ -92,6 +97,13 @@ class Reload:
             return []
         self._keys.reload()
         return ["keys"]
+
+    def _reload_certificates(self) -> list[str]:
+        if self._certificates is None:
+            return []
+        done = self._certificates.reload(datetime.datetime.now(datetime.UTC))
+        self._status.certificate_not_after = self._certificates.not_after
+        return done
 
     def _reload_config(self) -> list[str]:
         config = load(self._config.path)
@@ -129,6 +141,8 @@ class Reload:
 
     def _stamps(self) -> Stamp:
         files = [self._config.path, *([self._config.keys] if self._config.keys is not None else [])]
+        if self._certificates is not None:
+            files += self._certificates.files
         return tuple(map(_stamp, files))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -17,15 +18,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from ssl import SSLContext
 from time import time
 from typing import Any
 
 from edgeproxy.access.keys import Keys
 from edgeproxy.access.origin import check_bind
 from edgeproxy.app import build
-from edgeproxy.config import Address, Config
+from edgeproxy.config import Config
 from edgeproxy.gateway.app import AsgiApp
+from edgeproxy.listeners import Listeners, StartError
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.protocol.node.report import TOKEN_ENV
@@ -34,25 +35,16 @@ from edgeproxy.upstream.follow import Follower
 from edgeproxy.upstream.launch import Launcher
 from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.upstream.probe import Prober
-from edgeproxy.wire.dispatch import PROTOCOLS
-from edgeproxy.wire.h3_listener import QuicListener
+from edgeproxy.wire.certificates import Certificates
+from edgeproxy.wire.inherited import Inherited
 from edgeproxy.wire.limits import Limits
-from edgeproxy.wire.tcp import TcpListener
-from edgeproxy.wire.tls import DevCertificate, make_dev_certificate, server_context
+from edgeproxy.wire.tls import DevCertificate, make_dev_certificate
 
 _GC_THRESHOLDS = (20_000, 20, 50)
 """A request leaves no cycles behind, so that the collector has next to nothing to find; by default it would look for it
 every few requests, among the objects of those that are under way."""
-HURRIED_S = 0.5
-"""How long answers in progress may take to end after Ctrl-C."""
 OTHERS_S = 3.0
 """How long the first node's readiness waits for the others' before it is announced."""
-ALT_SVC_S = 300
-"""How long a client may remember that HTTP/3 is here: short, so that a withdrawn listener is soon forgotten."""
-
-
-class StartError(RuntimeError):
-    """The proxy cannot start; the message names the thing, the cause and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +59,16 @@ class Running:
 class Server:
     """One proxy. `run()` it once."""
 
-    def __init__(self, config: Config, *, state: Path, drain_s: float, log: Log) -> None:
+    def __init__(self, config: Config, *, state: Path, drain_s: float, log: Log, notice_s: float = 0.0) -> None:
         """`state`: folder for the development certificate. `drain_s`: how long SIGTERM waits for answers in progress.
+        `notice_s`: how long before that requests are still taken, while /readyz says no: a load balancer's time to see.
 
         Raises KeysError, BindError and ConfigError.
         """
         self._config = config
         self._state = state
         self._drain_s = drain_s
+        self._notice_s = notice_s
         self._log = log
         self._keys = Keys(config.keys)
         for address in (config.listen.http, config.listen.https, config.listen.admin):
@@ -95,7 +89,10 @@ class Server:
         public, admin = build(self._config, fleet, self._keys, self._log, Random(), int(time()), status)
         changed = asyncio.Event()
         prober = Prober(fleet, rng=Random(), changed=lambda node: self._node_changed(node, changed))
-        reload = Reload(self._config, fleet, launcher, prober, self._keys, self._token, self._log.say, status)
+        certificates = self._certificates(certificate)
+        status.certificate_not_after = certificates.not_after if certificates is not None else None
+        say = self._log.say
+        reload = Reload(self._config, fleet, launcher, prober, self._keys, self._token, say, status, certificates)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.now)
         try:
             async with (
@@ -103,7 +100,7 @@ class Server:
                 self._background(prober.run()),
                 self._background(Follower(fleet).run()),
                 self._background(reload.watch()),
-                self._listeners(public, admin, certificate),
+                self._listening(public, admin, certificates, status),
             ):
                 await self._until_ready(fleet, changed)
                 if not self._stop.is_set():
@@ -134,48 +131,21 @@ class Server:
             self._stop.set()
 
     @contextlib.asynccontextmanager
-    async def _listeners(
-        self, public: AsgiApp, admin: AsgiApp, certificate: DevCertificate | None
+    async def _listening(
+        self, public: AsgiApp, admin: AsgiApp, certificates: Certificates | None, status: ReloadStatus
     ) -> AsyncIterator[None]:
-        listen = self._config.listen
-        limits = Limits(body_bytes=self._config.limits.body_bytes)
-        listeners: list[TcpListener | QuicListener] = []
-        alt_svc: list[bytes] = []
-
-        async def tcp(app: AsgiApp, address: Address, context: SSLContext | None = None) -> None:
-            listener = TcpListener(app, limits, ssl=context, alt_svc=lambda: alt_svc[0] if alt_svc else None, state={})
-            await _bind(listener, address, "TCP")
-            listeners.append(listener)
-
+        inherited = Inherited.from_environment(os.environ, os.getpid())
+        listeners = Listeners(Limits(body_bytes=self._config.limits.body_bytes), inherited)
         try:
-            if listen.https is not None:
-                chain, key = self._certificate_files(certificate)
-                await tcp(public, listen.https, server_context(chain, key, tuple(PROTOCOLS)))
-                quic = QuicListener(public, limits, certificate=chain, key=key, state={})
-                await _bind(quic, listen.https, "UDP")
-                listeners.append(quic)
-                alt_svc.append(b'h3=":%d"; ma=%d' % (quic.port, ALT_SVC_S))
-            if listen.http is not None:
-                await tcp(public, listen.http)
-            if listen.admin is not None:
-                await tcp(admin, listen.admin)
+            await listeners.start(self._config.listen, public, admin, certificates)
             yield
         finally:
-            alt_svc[:] = [b"clear"] if alt_svc else []
-            await self._drain(listeners)
-
-    async def _drain(self, listeners: list[TcpListener | QuicListener]) -> None:
-        drains = asyncio.gather(*(listener.drain(self._drain_s) for listener in listeners))
-        hurry = asyncio.create_task(self._hurry.wait())
-        await asyncio.wait((drains, hurry), return_when=asyncio.FIRST_COMPLETED)
-        if not drains.done():
-            await asyncio.wait((drains,), timeout=HURRIED_S)
-        hurry.cancel()
-        for listener in listeners:
-            listener.close()
-        drains.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await drains
+            status.stopping = True
+            if self._notice_s and not self._hurry.is_set():
+                listeners.withdraw()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), self._notice_s)
+            await listeners.drain(self._drain_s, self._hurry)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -198,12 +168,15 @@ class Server:
                 "give another folder with --state, or name a certificate under `tls:`"
             ) from error
 
-    def _certificate_files(self, development: DevCertificate | None) -> tuple[Path, Path]:
+    def _certificates(self, development: DevCertificate | None) -> Certificates | None:
+        if self._config.listen.https is None:
+            return None
         tls = self._config.tls
         if tls.certificate is not None and tls.key is not None:
-            return tls.certificate, tls.key
+            return Certificates(tls.certificate, tls.key)
         assert development is not None
-        return development.certificate, development.key
+        renew = functools.partial(make_dev_certificate, self._state)
+        return Certificates(development.certificate, development.key, renew=renew)
 
     async def _until_ready(self, fleet: Fleet, changed: asyncio.Event) -> None:
         """Or until the proxy is to stop."""
@@ -234,22 +207,14 @@ async def _first(*events: asyncio.Event) -> None:
             task.cancel()
 
 
-async def _bind(listener: TcpListener | QuicListener, address: Address, transport: str) -> None:
-    try:
-        await listener.start(address)
-    except OSError as error:
-        raise StartError(
-            f"cannot listen on {address} ({transport}): {error.strerror or error}; "
-            "stop what listens there, or give another address under `listen:` in regions.yaml"
-        ) from error
-
-
-def serve(config: Config, *, state: Path, drain_s: float, announce: Callable[[Running], None]) -> None:
+def serve(
+    config: Config, *, state: Path, drain_s: float, announce: Callable[[Running], None], notice_s: float = 0.0
+) -> None:
     """Blocks until a signal. Raises StartError, ConfigError, KeysError and BindError."""
     log = Log()
 
     async def run() -> None:
-        await Server(config, state=state, drain_s=drain_s, log=log).run(announce)
+        await Server(config, state=state, drain_s=drain_s, log=log, notice_s=notice_s).run(announce)
 
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -265,3 +230,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+__all__ = ["Running", "Server", "StartError", "serve"]

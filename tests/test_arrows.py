@@ -14,6 +14,7 @@ ROOMS = [
     "edgeproxy.cli",
     "edgeproxy.explain",
     "edgeproxy.server",
+    "edgeproxy.listeners",
     "edgeproxy.reload",
     "edgeproxy.app",
     "edgeproxy.gateway",

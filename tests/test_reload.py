@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,8 @@ from edgeproxy.reload import Reload
 from edgeproxy.upstream.launch import Launcher
 from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.upstream.probe import Prober
+from edgeproxy.wire.certificates import Certificates
+from edgeproxy.wire.tls import make_dev_certificate
 from tests.fake_node import ANSWER, STREAM, FakeNode
 from tests.gateway.drive import Lines, ask, begin, chat
 
@@ -63,7 +66,7 @@ def write(path: Path, text: str) -> None:
 
 
 @asynccontextmanager
-async def served(folder: Path, text: str) -> AsyncIterator[Served]:
+async def served(folder: Path, text: str, certificates: Certificates | None = None) -> AsyncIterator[Served]:
     file = folder / "regions.yaml"
     write(file, text)
     config = load(file)
@@ -74,7 +77,7 @@ async def served(folder: Path, text: str) -> AsyncIterator[Served]:
     keys, status, lines = Keys(config.keys), ReloadStatus(1.0), Lines(folder)
     app, admin = build(config, fleet, keys, lines.log, Random(1), 1, status)
     prober = Prober(fleet, rng=Random(1), changed=lambda node: changed.set())
-    reload = Reload(config, fleet, launcher, prober, keys, "t", said.append, status)
+    reload = Reload(config, fleet, launcher, prober, keys, "t", said.append, status, certificates)
     tasks = [asyncio.create_task(work) for work in (launcher.run(), prober.run(), reload.watch(0.01))]
     try:
         found = Served(app, admin, fleet, reload, status, file, said, changed)
@@ -107,6 +110,21 @@ async def test_a_node_that_is_new_serves_and_one_that_stays_keeps_what_is_known(
         await one.stop()
         assert (await ask(s.app, chat("ok"))).body == ANSWER
         assert "new: r1-1" in s.said[-1]
+
+
+async def test_a_new_certificate_is_taken_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    files = make_dev_certificate(tmp_path / "tls")
+    certificates = Certificates(files.certificate, files.key)
+    async with FakeNode() as one, served(tmp_path, regions(one), certificates) as s:
+        new = make_dev_certificate(tmp_path / "new", datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1))
+        write(files.key, new.key.read_text())
+        await until(lambda: s.status.failures == 1)
+        assert str(files.certificate) in (s.status.error or "")
+        assert certificates.not_after == files.not_after.timestamp()
+        write(files.certificate, new.certificate.read_text())
+        await until(lambda: s.status.reloads == 1)
+        assert s.status.certificate_not_after == new.not_after.timestamp()
+        assert s.said[-1].startswith("reloaded: certificate (until ")
 
 
 async def test_a_node_that_is_gone_ends_what_it_has_begun(tmp_path: Path) -> None:

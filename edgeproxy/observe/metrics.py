@@ -200,6 +200,12 @@ def _configuration(status: ReloadStatus) -> Iterator[Metric]:
     stale = GaugeMetricFamily("edgeproxy_config_stale", "1 while the files cannot be used and older ones are in force")
     stale.add_metric([], float(status.error is not None))
     yield from (reloads, stale)
+    if status.certificate_not_after is not None:
+        end = GaugeMetricFamily(
+            "edgeproxy_certificate_not_after_seconds", "Unix time at which the public certificate in force expires"
+        )
+        end.add_metric([], status.certificate_not_after)
+        yield end
 
 
 def _fleet(nodes: Sequence[NodeView]) -> Iterator[Metric]:

@@ -13,7 +13,7 @@ from edgeproxy.wire.h2 import H2Connection
 from edgeproxy.wire.service import Service
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-PROTOCOLS: Mapping[str, Callable[[Service, Callable[[], None]], asyncio.Protocol]] = {
+PROTOCOLS: Mapping[str, Callable[[Service, Callable[[], None]], H1Connection | H2Connection]] = {
     "h2": H2Connection,
     "http/1.1": H1Connection,
 }
@@ -35,10 +35,10 @@ class Dispatch(asyncio.Protocol):
         self._service.connections.add(self)
         self._deadline = time.monotonic() + self._service.limits.first_byte_s
         tls = transport.get_extra_info("ssl_object")
-        if self._service.draining:
-            transport.close()
-        elif tls is not None:
+        if tls is not None:
             self._become(tls.selected_alpn_protocol())
+        elif self._service.draining:
+            self.drain()
 
     def data_received(self, data: bytes) -> None:
         self._read += data
@@ -56,7 +56,7 @@ class Dispatch(asyncio.Protocol):
             self._transport.abort()
 
     def drain(self) -> None:
-        self._transport.close()
+        self._deadline = min(self._deadline, time.monotonic() + self._service.limits.late_request_s)
 
     def abort(self) -> None:
         self._transport.abort()
@@ -66,5 +66,7 @@ class Dispatch(asyncio.Protocol):
         self._service.connections.discard(self)
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
+        if self._service.draining:
+            protocol.drain()
         if self._read:
             protocol.data_received(self._read)

@@ -46,6 +46,8 @@ class H1Connection(asyncio.Protocol):
         self._queue: deque[Exchange] = deque()
         self._incoming: Exchange | None = None
         """The exchange whose body is being read: the running one or the last of the queue."""
+        self._fresh = True
+        """No request has begun yet."""
         self._receiving = False
         """A request has begun and not ended."""
         self._stopped = False
@@ -108,6 +110,7 @@ class H1Connection(asyncio.Protocol):
 
     def request_began(self) -> None:
         self._receiving = True
+        self._fresh = False
         self._first_byte = self._read_at
         self._deadline = self._read_at + self._limits.head_s
 
@@ -188,7 +191,9 @@ class H1Connection(asyncio.Protocol):
             self._expire()
 
     def drain(self) -> None:
-        if not (self._running or self._queue or self._receiving):
+        if self._fresh:
+            self._deadline = min(self._deadline, time.monotonic() + self._limits.late_request_s)
+        elif not (self._running or self._queue or self._receiving):
             self._transport.close()
 
     def abort(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ class QuicListener:
         self._endpoint: Endpoint | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
-    async def start(self, address: Address) -> None:
-        """Bind and serve; port 0 lets the kernel choose. Raises OSError."""
+    async def start(self, where: socket.socket | Address) -> None:
+        """Serve on an address (port 0: the kernel chooses) or on a bound socket, taken over here. Raises OSError."""
         # The library warns of every protocol error of a peer: lines that a peer could multiply.
         logging.getLogger("quic").setLevel(logging.ERROR)
         loop = asyncio.get_running_loop()
@@ -50,7 +51,7 @@ class QuicListener:
             return Session(service, quic, endpoint, host, now)
 
         endpoint = Endpoint(self._configuration, self._limits, session, Tickets(self._limits.tickets))
-        await loop.create_datagram_endpoint(lambda: endpoint, sock=udp_socket(address))
+        await loop.create_datagram_endpoint(lambda: endpoint, sock=udp_socket(where))
         self._service, self._endpoint = service, endpoint
         self._sweep()
 

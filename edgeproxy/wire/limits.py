@@ -66,5 +66,7 @@ class Limits:
     dropped, so that the client sees the answer and not a reset (RFC 9112 section 9.6)."""
     linger_bytes: int = 1 * MIB
     """How much of that rest is read and dropped."""
+    late_request_s: float = 1.0
+    """A drain leaves a new connection this long for its first request: who has just come does not expect to be cut."""
     close_s: float = 2.0
     """TLS close_notify, or QUIC draining, before the transport is aborted."""

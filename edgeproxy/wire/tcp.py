@@ -83,6 +83,11 @@ class TcpListener:
         """Open connections, those in their handshake included."""
         return self._quota.total
 
+    def use(self, context: tls.SSLContext) -> None:
+        """For the handshakes from now on; connections that exist go on. Only for a listener that has TLS already."""
+        assert self._ssl is not None, "a plain listener stays one"
+        self._ssl = context
+
     def sweep(self, now: float) -> None:
         """Close what has passed its deadline at `now` (`time.monotonic()`); runs by itself once a second."""
         for connection in tuple(self._service.connections):
@@ -94,8 +99,7 @@ class TcpListener:
         deadline = self._loop.time() + timeout_s
         self._stop_accepting()
         self._service.draining = True
-        for task in self._opening:
-            task.cancel()
+        self._loop.call_later(self._limits.late_request_s, self._give_up_handshakes)
         for connection in tuple(self._service.connections):
             connection.drain()
         if self._quota.total:
@@ -118,6 +122,10 @@ class TcpListener:
         if self._timer is not None:
             self._timer.cancel()
         for task in (*self._opening, *self._service.tasks):
+            task.cancel()
+
+    def _give_up_handshakes(self) -> None:
+        for task in self._opening:
             task.cancel()
 
     # ---- accepting

@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgeproxy.observe.metrics import BUDGET_S, FIRST_TOKEN_EDGES, Metrics, NodeView
+from edgeproxy.observe.reloads import ReloadStatus
 
 
 def node(name: str, region: str, rtt_s: float | None, in_flight: int = 0) -> NodeView:
@@ -43,7 +44,8 @@ def test_counts_are_scraped() -> None:
 def test_every_name_stands_in_the_table_and_no_other_does() -> None:
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     documented = re.findall(r"^\| `(edgeproxy_\w+)` \| (\w+) \|", text, re.MULTILINE)
-    lines = Metrics("1", list).exposition().decode().splitlines()
+    status = ReloadStatus(0.0, certificate_not_after=1.0)
+    lines = Metrics("1", list, status).exposition().decode().splitlines()
     assert sorted(documented) == sorted(tuple(line.split()[2:4]) for line in lines if line.startswith("# TYPE"))
 
 

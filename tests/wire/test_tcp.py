@@ -274,6 +274,7 @@ async def test_drain_closes_idle_connections_and_lets_answers_end(serve: Serve) 
     port = edge.port
     drain = asyncio.create_task(edge.listener.drain(PATIENCE_S))
     assert await idle.closed()
+    edge.later(Limits().late_request_s + 0.1)
     assert await fresh.closed()
     with pytest.raises(OSError):
         await RawClient.connect(port)
@@ -340,8 +341,20 @@ async def test_drain_cuts_off_what_is_left_and_leaves_no_task(serve: Serve) -> N
         await client.answer()
 
 
+async def test_drain_serves_those_who_have_just_come(serve: Serve) -> None:
+    edge = await serve(echo)
+    fresh = await edge.connect()
+    await until_connections(edge, 1)
+    drain = asyncio.create_task(edge.listener.drain(PATIENCE_S))
+    await asyncio.sleep(0)
+    await fresh.send(GET)
+    reply = await fresh.answer()
+    assert (reply.status, reply["connection"]) == (200, "close")
+    await drain
+
+
 async def test_drain_gives_up_handshakes(serve_tls: Serve) -> None:
-    edge = await serve_tls(echo)
+    edge = await serve_tls(echo, Limits(late_request_s=0.05))
     _, writer = await asyncio.open_connection("127.0.0.1", edge.port)
     await until_connections(edge, 1)
     async with asyncio.timeout(PATIENCE_S):
