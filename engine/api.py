@@ -284,7 +284,7 @@ class NodeApp:
         if not exchange.header(STREAM_HEADER):
             return None
         self._check_token(exchange)
-        return Notes(answer.opening) if resume is None else Notes(None, resume.chars)
+        return Notes(answer.opening) if resume is None else Notes(None, resume.chars, answer.again)
 
     def _answer_headers(self, exchange: Exchange, request: ChatRequest, answer: Answer) -> Headers:
         fields: Headers = ((b"x-edge-ignored", _names(request.ignored)),) if request.ignored else ()
@@ -306,14 +306,17 @@ class NodeApp:
 class Notes:
     """The comment lines of one stream (`edgeproxy.protocol.node.resume`)."""
 
-    def __init__(self, opening: Opening | None, chars: int = 0) -> None:
-        """`opening`: of a stream that begins here. `chars`: what the client has got of one that does not."""
+    def __init__(self, opening: Opening | None, chars: int = 0, again: int = 0) -> None:
+        """`opening`: of a stream that begins here. `chars`: what the client has got of one that does not, of whose
+        tokens the first `again` are sampled again and noted already."""
         self._opening = opening
         self._chars = chars
+        self._again = again
 
     def before(self, piece: Piece) -> bytes:
         opening, self._opening = self._opening, None
-        line = encode_note(self._chars, piece.ids, opening)
+        line = encode_note(self._chars, piece.ids[self._again :], opening)
+        self._again = max(self._again - len(piece.ids), 0)
         self._chars += len(piece.text)
         return line
 

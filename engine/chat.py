@@ -21,7 +21,7 @@ from engine.sequence import Delta, GenerationRequest, Timing
 from engine.step import Finish, Logprobs, Sampling
 from engine.text.detokenize import Detokenizer
 from engine.text.guard import Guard
-from engine.text.logprobs import TokenLogprobs
+from engine.text.logprobs import TokenLogprobs, told
 from engine.text.prompt import Draft, PromptEncoder
 from engine.text.stop import StopStrings
 from engine.text.template import ChatTemplate
@@ -72,13 +72,13 @@ class Reader:
         """Read so far. Counts the token that ended the answer, but none sampled after a stop string."""
 
     def read(self, tokens: tuple[int, ...], logprobs: tuple[Logprobs, ...] = ()) -> Piece:
-        """logprobs: of each token, where the request asks for them."""
+        """logprobs: of each token, where the request asks for them; of replayed ones the client has them already."""
         text = ""
         for index, token in enumerate(tokens):  # one by one: what follows a stop string is neither shown nor counted
             self.tokens += 1
             if token in self._stop_ids:
                 continue
-            if self._logprobs is not None:
+            if self._logprobs is not None and logprobs:
                 self._logprobs.push(token, logprobs[index], self._characters)
             text += self._pass_on(self._detokenizer.push((token,)))
             if self._stops.found:
@@ -114,13 +114,16 @@ class Answer:
         opening: Opening,
         prompt_tokens: int,
         replayed: Piece | None = None,
+        again: int = 0,
     ) -> None:
-        """`replayed`: what another node sampled, read again; with a finish reason where nothing is left to generate."""
+        """`replayed`: what another node sampled, read again; with a finish reason where nothing is left to generate.
+        `again`: how many tokens behind those it had sampled, too."""
         self._generation = generation
         self._reader = reader
         self.opening = opening
         self._prompt_tokens = prompt_tokens
         self._replayed = replayed
+        self.again = again
         self._cached = 0
         self.submitted = generation.submitted if generation is not None else 0.0
         """When the engine got it: monotonic clock, seconds."""
@@ -199,6 +202,9 @@ class Chat:
         node that is to be resumed.
         """
         self._check(request, resume)
+        known = len(resume.ids) if resume is not None else 0
+        if resume is not None:
+            resume = self._replayable(request, resume)
         prompt = await self._prompt(request, terms.salt)
         sampling = self._sampling(request, resume, len(prompt))
         most = self._max_tokens(request, len(prompt)) if resume is None else resume.max_tokens
@@ -220,17 +226,13 @@ class Chat:
                     within_s=terms.within_s if resume is None else None,
                 )
             )
-        return Answer(generation, reader, Opening(sampling.seed, most), len(prompt), replayed)
+        return Answer(generation, reader, Opening(sampling.seed, most), len(prompt), replayed, known - len(ids))
 
     def _check(self, request: ChatRequest, resume: Resume | None) -> None:
         self._check_ids("logit_bias", (token for token, _ in request.logit_bias))
         self._check_ids("stop_token_ids", request.stop_token_ids)
         if resume is None:
             return
-        if request.top_logprobs is not None:
-            raise ApiError(
-                409, "A stream with logprobs cannot be resumed: those of tokens held back are lost.", "logprobs"
-            )
         if resume.numerics != self._engine.numerics:
             raise ApiError(
                 409, "This node computes otherwise than the one to be resumed: ask one of equal numerics.", "numerics"
@@ -241,6 +243,13 @@ class Chat:
         vocab = self._engine.limits.vocab
         if any(token >= vocab for token in ids):
             raise invalid(f"'{field}' names a token outside this model's {vocab}.", field, "invalid_value")
+
+    def _replayable(self, request: ChatRequest, resume: Resume) -> Resume:
+        """Without the tokens whose log-probabilities were still held back with their text: no note tells those. They
+        are sampled again, and come out the same."""
+        if request.top_logprobs is None or resume.finished:
+            return resume
+        return replace(resume, ids=resume.ids[: told(self._tokenizer, resume.ids, resume.chars)])
 
     def _replay(self, resume: Resume, reader: Reader, sampling: Sampling) -> Piece:
         piece = reader.read(resume.ids)

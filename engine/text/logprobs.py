@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from edgeproxy.protocol.openai.chat import TokenLogprob
 from engine.step import Logprobs
+from engine.text.detokenize import Detokenizer
 from engine.text.tokenizer import Tokenizer
 
 
@@ -44,3 +46,13 @@ class TokenLogprobs:
     def _entry(self, token: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
         raw = None if self._tokenizer.is_control(token) else self._tokenizer.bytes_of(token)
         return TokenLogprob(self._tokenizer.name_of(token), value, raw, top)
+
+
+def told(tokenizer: Tokenizer, ids: Sequence[int], characters: int) -> int:
+    """Of how many tokens the log-probabilities went out with the first `characters` of their text."""
+    detokenizer, before = Detokenizer(tokenizer), 0
+    for index, token in enumerate(ids):
+        if before >= characters:
+            return index
+        before += len(detokenizer.push((token,)))
+    return len(ids)

@@ -23,7 +23,8 @@ KILLED_AFTER = 12
 REQUESTS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 1.0, "seed": 7},
-    {"temperature": 1.5, "seed": 8, "top_p": 0.95, "ignore_eos": True},  # many rare characters, cut into bytes
+    # Many rare characters, cut into bytes, whose log-probabilities are held back with them.
+    {"temperature": 1.5, "seed": 8, "top_p": 0.95, "ignore_eos": True, "logprobs": True, "top_logprobs": 2},
     {"temperature": 0, "stop": ["unlikely stop", "\n\n\n\n"]},
     {"temperature": 1.0, "seed": 9, "top_k": 40},
     {"temperature": 0.8, "seed": 10, "frequency_penalty": 0.9, "presence_penalty": 0.4, "min_tokens": 40},
@@ -41,6 +42,7 @@ def body(fields: dict[str, Any]) -> dict[str, Any]:
 async def read(client: httpx.AsyncClient, url: str, fields: dict[str, Any], said: asyncio.Event) -> dict[str, Any]:
     """What the stream told, less its id and time; `said` is set after some events."""
     found: dict[str, Any] = {"text": "", "finish": None, "tokens": 0, "roles": 0, "ids": set(), "done": False}
+    found["logprobs"] = []
     parser, events = SseParser(), 0
     async with client.stream("POST", url, json=body(fields)) as answer:
         assert answer.status_code == 200
@@ -60,6 +62,7 @@ async def read(client: httpx.AsyncClient, url: str, fields: dict[str, Any], said
                     found["tokens"] = chunk["usage"]["completion_tokens"]
                 for choice in chunk["choices"]:
                     found["text"] += choice["delta"].get("content") or ""
+                    found["logprobs"] += (choice["logprobs"] or {"content": []})["content"]
                     found["roles"] += "role" in choice["delta"]
                     found["finish"] = choice["finish_reason"] or found["finish"]
     assert len(found.pop("ids")) == 1
@@ -83,6 +86,7 @@ async def test_a_killed_node_is_not_seen(own_deployment: Deployment) -> None:
         *seeded, unseeded = await asyncio.gather(*streams)
         metrics = (await client.get(f"http://127.0.0.1:{deployment.admin}/metrics")).text
     assert seeded == expected
+    assert len(seeded[2]["logprobs"]) == TOKENS
     assert all(found["done"] and found["roles"] == 1 for found in seeded)
     assert (unseeded["done"], unseeded["finish"], unseeded["tokens"]) == (True, "length", TOKENS)
     assert 'edgeproxy_resumes_total{outcome="exact"}' in metrics

@@ -78,6 +78,7 @@ def so_far(events: list[Event]) -> Resume:
 
 def shown_of(events: list[Event]) -> dict[str, Any]:
     found: dict[str, Any] = {"text": "", "roles": 0, "finish": [], "usage": [], "done": 0, "heads": set()}
+    found["logprobs"] = []
     for event in events:
         if event.comment:
             continue
@@ -90,6 +91,7 @@ def shown_of(events: list[Event]) -> dict[str, Any]:
             found["usage"].append((chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]))
         for choice in chunk["choices"]:
             found["text"] += choice["delta"].get("content", "")
+            found["logprobs"] += (choice["logprobs"] or {"content": []})["content"]
             found["roles"] += "role" in choice["delta"]
             found["finish"] += [choice["finish_reason"]] if choice["finish_reason"] else []
     return found
@@ -106,6 +108,10 @@ CASES: list[dict[str, Any]] = [
     {"max_tokens": 1},
     {"min_tokens": 9, "stop": ["and"]},
     {"presence_penalty": 1, "stop_token_ids": [30]},
+    {"logprobs": True, "top_logprobs": 2},
+    {"logprobs": True, "stop": ["한국"]},
+    {"logprobs": True, "stop": [" and more", "zzz"], "max_tokens": 9},
+    {"logprobs": True, "stop": " andy"},
 ]
 
 
@@ -125,15 +131,18 @@ async def test_cut_anywhere_and_resumed_it_says_the_same(
             assert shown_of(whole[:cut] + rest) == expected, cut
 
 
-async def test_a_resume_can_be_resumed(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True, "stop": " andy"}])
+async def test_a_resume_can_be_resumed(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, fields: dict[str, Any]
+) -> None:
     async with node(tokenizer, chat_template) as served:
-        whole = await stream(served, body())
+        whole = await stream(served, body(**fields))
         assert len(whole) > 40
         events = whole[:5]
         for _ in range(3):
-            events += (await stream(served, with_resume(body(), so_far(events))))[:5]
+            events += (await stream(served, with_resume(body(**fields), so_far(events))))[:5]
         assert not shown_of(events)["finish"]
-        events += await stream(served, with_resume(body(), so_far(events)))
+        events += await stream(served, with_resume(body(**fields), so_far(events)))
         assert shown_of(events) == shown_of(whole)
 
 

@@ -207,7 +207,6 @@ async def test_a_model_that_a_reload_took_away_is_gone_on_with_by_nobody(
 
 
 async def test_a_node_that_refuses_soundly_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a native node does with logprobs, whose withheld part is lost."""
     async with pair(tmp_path, monkeypatch) as p:
         asks = 0
 
