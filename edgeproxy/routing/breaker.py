@@ -39,18 +39,19 @@ class Breaker:
         "_consecutive",
         "_limits",
         "_open_until",
-        "_opened",
         "_seconds",
         "_trial_until",
         "_wait_s",
         "not_before",
+        "tripped",
     )
 
     def __init__(self, limits: BreakerLimits | None = None) -> None:
         self.not_before = -inf
         """The node asked to be left alone until then (429 with Retry-After)."""
         self._limits = limits or BreakerLimits()
-        self._opened = False
+        self.tripped = False
+        """Open or half-open. While it is not, `not_before` alone decides whether the node is `admitted`."""
         self._open_until = -inf
         self._trial_until = -inf
         self._wait_s = self._limits.first_wait_s
@@ -58,7 +59,7 @@ class Breaker:
         self._seconds: deque[_Second] = deque()
 
     def state(self, now: float) -> State:
-        if not self._opened:
+        if not self.tripped:
             return "closed"
         return "open" if now < self._open_until else "half-open"
 
@@ -66,25 +67,25 @@ class Breaker:
         """Whether a request may be sent now. Looking changes nothing; `started` takes the half-open place."""
         if now < self.not_before:
             return False
-        return not self._opened or (now >= self._open_until and now >= self._trial_until)
+        return not self.tripped or (now >= self._open_until and now >= self._trial_until)
 
     def started(self, now: float) -> None:
         """A request is being sent. Half-open, it is the one trial, until it ends or the longest wait has passed."""
-        if self._opened:
+        if self.tripped:
             self._trial_until = now + self._limits.last_wait_s
 
     def succeeded(self, now: float) -> None:
         """The node answered: any status below 500."""
         self._consecutive = 0
         self._wait_s = self._limits.first_wait_s
-        if self._opened:
+        if self.tripped:
             self._close()
         else:
             self._count(now, failed=False)
 
     def failed(self, now: float) -> None:
         """Connect error, 5xx, or no first byte in time."""
-        if self._opened:
+        if self.tripped:
             if now >= self._open_until:
                 self._wait_s = min(self._wait_s * 2, self._limits.last_wait_s)
                 self._open(now)
@@ -101,7 +102,7 @@ class Breaker:
     def probed(self, now: float) -> None:
         """A probe succeeded. It closes a half-open breaker but keeps the wait, which only a real answer shortens:
         a node whose probe lives while its requests die must not be tried every second."""
-        if self._opened and now >= self._open_until:
+        if self.tripped and now >= self._open_until:
             self._close()
             self._wait_s = min(self._wait_s * 2, self._limits.last_wait_s)
 
@@ -110,12 +111,12 @@ class Breaker:
         self.not_before = max(self.not_before, now + seconds)
 
     def _open(self, now: float) -> None:
-        self._opened = True
+        self.tripped = True
         self._open_until = now + self._wait_s
         self._trial_until = -inf
 
     def _close(self) -> None:
-        self._opened = False
+        self.tripped = False
         self._trial_until = -inf
         self._consecutive = 0
         self._seconds.clear()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from random import Random
 from types import MappingProxyType
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -182,8 +181,8 @@ def choose(nodes: Sequence[N], wanted: Wanted, home: Home, now: float, rng: Rand
     fit, standby = _costs(nodes, wanted, home, now)
     if not fit and not standby:
         return _least_bad(nodes, wanted, now)
-    fit.sort(key=_cost)
-    standby.sort(key=_cost)
+    fit.sort()
+    standby.sort()
     order = fit + standby if standby else fit
     best, index = order[0]
     hot = nodes[index].outlook.load.hot(now, wanted.to_compute(nodes[index].slot))
@@ -192,7 +191,7 @@ def choose(nodes: Sequence[N], wanted: Wanted, home: Home, now: float, rng: Rand
     if not fit:
         return Decision(nodes, index, order, "standby", wanted, now, hot)
     reason: Reason = "failover"
-    at_home = next((entry for entry in fit if nodes[entry[1]].region == home.region), None)
+    at_home = _at_home(nodes, fit, home.region)
     if at_home is not None:
         staying = at_home[0] - best <= max(GAIN_S, GAIN_SHARE * at_home[0])
         reason = "home" if staying else "faster"
@@ -208,9 +207,6 @@ def choose(nodes: Sequence[N], wanted: Wanted, home: Home, now: float, rng: Rand
     return Decision(nodes, index, order, reason, wanted, now, hot)
 
 
-_cost = itemgetter(0)
-
-
 def _costs(
     nodes: Sequence[N], wanted: Wanted, home: Home, now: float
 ) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
@@ -219,21 +215,29 @@ def _costs(
     fit: list[tuple[float, int]] = []
     standby: list[tuple[float, int]] = []
     for index, node in enumerate(nodes):
-        if not node.ready or node.draining or not node.breaker.admits(now):
+        breaker = node.breaker
+        if not node.ready or node.draining or now < breaker.not_before or (breaker.tripped and not breaker.admits(now)):
             continue
-        compute = tokens - cached.get(node.slot, 0.0) if cached else tokens
-        if compute < 1.0:
-            compute = 1.0
-        outlook = node.outlook
-        cost = outlook.cost(now, compute)
-        if outlook.load.hot(now, compute):
-            cost += max(GAIN_S, GAIN_SHARE * cost)
+        outlook, compute = node.outlook, tokens
+        if cached:
+            compute -= cached.get(node.slot, 0.0)
+            if compute < 1.0:
+                compute = 1.0
+        cost = outlook.cost(now, compute, doubted=True)
         if outlook.rtt.srtt is None:
             cost += UNMEASURED_S * home.ranks.get(node.region, len(home.ranks))
         if step_s:
             cost += step_s * home.ranks.get(node.region, 0)
         (standby if node.standby else fit).append((cost, index))
     return fit, standby
+
+
+def _at_home(nodes: Sequence[N], fit: list[tuple[float, int]], region: str | None) -> tuple[float, int] | None:
+    """The best of the home region."""
+    for entry in fit:
+        if nodes[entry[1]].region == region:
+            return entry
+    return None
 
 
 def _by_lot(nodes: Sequence[N], fit: list[tuple[float, int]], best: float, index: int, rng: Random) -> int:

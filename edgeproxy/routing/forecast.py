@@ -6,12 +6,15 @@ from math import inf
 from typing import NamedTuple
 
 from edgeproxy.routing.lateness import Lateness
-from edgeproxy.routing.load import FRESH_S, Load, Occupancy, Sent
+from edgeproxy.routing.load import FRESH_S, HOT_QUEUE_S, UNREPORTED_PUSHES, Load, Occupancy, Sent
 from edgeproxy.routing.pace import CHUNK_TOKENS, Pace
 from edgeproxy.routing.rtt import RttEstimator
 
 UNMEASURED_S = 1.0
 """Taken for the network of a node that nobody has measured: after all that were, in the operator's order."""
+DOUBT_S = 0.010
+DOUBT_SHARE = 0.20
+"""The larger of both is what a hot node pays: it wins only where it is clearly better all the same."""
 STARVED_S = 30.0
 """Without an answer for so long, six probes of a near node, what was learnt of a node's pace begins to fade."""
 _GAIN_DECAY = 0.95
@@ -61,31 +64,38 @@ class Outlook:
         self._gain_xx = self._gain_xy = _GAIN_PRIOR
         self._learnt_at = -inf
 
-    def cost(self, now: float, tokens: float) -> float:
+    def cost(self, now: float, tokens: float, *, doubted: bool = False) -> float:
         """`forecast(...).total`: asked of every node at every request, and therefore unrolled.
 
-        `tokens`: of the prompt, that the node has to compute.
+        `tokens`: of the prompt, that the node has to compute. `doubted`: with what a hot node pays for the doubt.
         """
-        rtt, load, pace = self.rtt, self.load, self.pace
-        srtt = rtt.srtt
-        spent = UNMEASURED_S if srtt is None else srtt * (1 + self.extra_trips) + 2.0 * rtt.rttvar
-        queue = load.free_at - now
+        load, pace, running = self.load, self.pace, self.load.running
+        network, reported_at = self.rtt.network, load.reported_at
+        spent = (UNMEASURED_S if network is None else network) + pace.decode + pace.per_token * tokens
+        if self.extra_trips and network is not None:
+            spent += self.extra_trips * (self.rtt.srtt or 0.0)
+        if running:
+            spent += pace.per_row * running * (1.0 + tokens / CHUNK_TOKENS)
+        queue, room = load.free_at - now, load.room_at - now
         if queue > 0.0:
             spent += queue * self.queue_gain
-        if load.room_at > now:
-            spent += load.room_at - now
-        reported_at = load.reported_at
-        if reported_at is not None and now - reported_at > FRESH_S:
-            spent += load.widening(now)
-        return (
-            spent + pace.decode + pace.per_token * tokens + pace.per_row * load.running * (1.0 + tokens / CHUNK_TOKENS)
-        )
+        if room > 0.0:
+            spent += room
+        if reported_at is not None:
+            if now - reported_at > FRESH_S:
+                spent += load.widening(now)
+            unknown = False
+        else:
+            unknown = load.pending >= UNREPORTED_PUSHES
+        if doubted and (unknown or queue > HOT_QUEUE_S or room > 0.0 or load.free_tokens < tokens):
+            spent += max(DOUBT_S, DOUBT_SHARE * spent)
+        return spent
 
     def forecast(self, now: float, tokens: float) -> Forecast:
-        load, pace = self.load, self.pace
-        prompts = max(load.free_at - now, 0.0)
-        queue = load.queue(now) + prompts * (self.queue_gain - 1.0)
-        return Forecast(self._network(), queue, pace.expect(tokens, load.running) - pace.decode, pace.decode)
+        load, pace, network = self.load, self.pace, self.rtt.network
+        far = UNMEASURED_S if network is None else network + self.extra_trips * (self.rtt.srtt or 0.0)
+        queue = load.queue(now) + max(load.free_at - now, 0.0) * (self.queue_gain - 1.0)
+        return Forecast(far, queue, pace.expect(tokens, load.running) - pace.decode, pace.decode)
 
     def reported(self, told: Occupancy, now: float, tokens_per_s: float = 0.0) -> None:
         """A report came with an answer or a probe; `tokens_per_s`: the prefill rate that it states, 0 if none."""
@@ -120,10 +130,6 @@ class Outlook:
     def ended(self, sent: Sent, now: float, *, served: bool) -> None:
         """The answer is over. One that failed teaches nothing: a node that fails fast must not look fast."""
         self.load.ended(sent, now, served=served)
-
-    def _network(self) -> float:
-        srtt = self.rtt.srtt
-        return UNMEASURED_S if srtt is None else srtt * (1 + self.extra_trips) + 2.0 * self.rtt.rttvar
 
     def _learn_queue(self, expected: float, found: float) -> None:
         """Least squares through the origin, with forgetting."""

@@ -69,6 +69,7 @@ class Load:
         "_usual_queue",
         "free_at",
         "free_tokens",
+        "pending",
         "reported_at",
         "room_at",
         "running",
@@ -86,14 +87,11 @@ class Load:
         """What was sent until then is in the last report."""
         self._pending: dict[Sent, None] = {}
         """Sent and without a first token, oldest first."""
+        self.pending = 0
+        """Our own requests that wait for their first token."""
         self._pending_tokens = 0.0
         self._service_s = SERVICE_S
         self._usual_queue = 0.0
-
-    @property
-    def pending(self) -> int:
-        """Our own requests that wait for their first token."""
-        return len(self._pending)
 
     def queue(self, now: float) -> float:
         """Seconds of prompts and, where memory is short, of answers before a request that is sent now."""
@@ -117,13 +115,14 @@ class Load:
             self.free_at - now > HOT_QUEUE_S
             or self.room_at > now
             or self.free_tokens < tokens
-            or (self.reported_at is None and len(self._pending) >= UNREPORTED_PUSHES)
+            or (self.reported_at is None and self.pending >= UNREPORTED_PUSHES)
         )
 
     def sent(self, sent: Sent, pace: Pace) -> None:
         """A request goes there. The caller sees to `began` and, whatever becomes of it, to `ended`, once."""
         if len(self._pending) < _MAX_PENDING:
             self._pending[sent] = None
+            self.pending += 1
             self._pending_tokens += sent.tokens
         sent.work = pace.decode + sent.tokens * pace.drain(self.running)
         self.free_at = max(self.free_at, sent.at) + sent.work
@@ -174,6 +173,7 @@ class Load:
     def _settle(self, sent: Sent) -> None:
         if sent in self._pending:
             del self._pending[sent]
+            self.pending -= 1
             self._pending_tokens = self._pending_tokens - sent.tokens if self._pending else 0.0  # no rounding is left
         if self.reported_at is None and not self._pending:
             self.free_at = -inf  # nothing of ours is before it, and of others' we know nothing

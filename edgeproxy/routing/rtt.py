@@ -19,11 +19,13 @@ balancer, a sidecar (through a 40 ms relay the kernel reads 0.02 ms)."""
 class RttEstimator:
     """Seconds throughout; `now` is any clock that only goes forward."""
 
-    __slots__ = ("_slots", "_updated", "rttvar", "srtt")
+    __slots__ = ("_slots", "_updated", "network", "rttvar", "srtt")
 
     def __init__(self) -> None:
         self.srtt: float | None = None
         self.rttvar = 0.0
+        self.network: float | None = None
+        """What a request should expect of the network: srtt + 2 rttvar."""
         self._slots: deque[tuple[float, float]] = deque()
         """(start, smallest probe) for each ten seconds that had one; the last always stays."""
         self._updated = -inf
@@ -55,11 +57,6 @@ class RttEstimator:
         self._forget(now)
         return min((rtt for _, rtt in self._slots), default=None)
 
-    @property
-    def network(self) -> float | None:
-        """What a request should expect of the network: srtt + 2 rttvar."""
-        return None if self.srtt is None else self.srtt + 2 * self.rttvar
-
     def age(self, now: float) -> float:
         """Seconds since the last sample; infinite before the first."""
         return now - self._updated
@@ -70,6 +67,7 @@ class RttEstimator:
         else:
             self.rttvar += (abs(self.srtt - rtt) - self.rttvar) / 4
             self.srtt += (rtt - self.srtt) / 8
+        self.network = self.srtt + 2 * self.rttvar
         self._updated = now
 
     def _forget(self, now: float) -> None:

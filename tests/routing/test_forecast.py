@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeproxy.routing.forecast import Outlook, Timings
+from edgeproxy.routing.forecast import DOUBT_S, DOUBT_SHARE, Outlook, Timings
 from edgeproxy.routing.load import Occupancy
 from edgeproxy.routing.pace import Pace
 from tests.routing.fleet import node
@@ -34,7 +34,10 @@ def test_the_cost_is_the_forecasts_total(
     found.extra_trips, found.queue_gain, found.pace.per_row = trips, gain, 0.002
     found.reported(Occupancy(running, waiting, ahead, 100), 100.0)
     forecast = found.forecast(100.0 + age, tokens)
-    assert forecast.total == pytest.approx(found.cost(100.0 + age, tokens))
+    cost = found.cost(100.0 + age, tokens)
+    assert forecast.total == pytest.approx(cost)
+    doubt = max(DOUBT_S, DOUBT_SHARE * cost) if found.load.hot(100.0 + age, tokens) else 0.0
+    assert found.cost(100.0 + age, tokens, doubted=True) == pytest.approx(cost + doubt)
     assert min(forecast) >= 0
 
 
