@@ -42,6 +42,7 @@ class Executor:
     def residency(self) -> tuple[float, float, float]:
         """(share of the weights in memory before they were asked for, seconds to get the rest, share now)"""
     def submit(self, plan: StepPlan) -> None: ...
+    def allow(self, slot: int, step: int, mask: bytes | None) -> None: ...
     def collect(self) -> tuple[int, list[tuple[int, int | None, int, _Logprobs | None]], float, float]:
         """(step, [(slot, token, finish, logprobs)], started, ended); finish: 0 none, 1 stop, 2 error"""
     def logits(self, slot: int) -> bytes | None:
@@ -80,6 +81,11 @@ def matmul(isa: str, dtype: str, weights: bytes, rows: int, cols: int, x: bytes,
     """
 
 def sample(
-    isa: str, logits: bytes, sampling: Sampling, position: int, history: tuple[int, ...] = ()
+    isa: str,
+    logits: bytes,
+    sampling: Sampling,
+    position: int,
+    history: tuple[int, ...] = (),
+    allowed: bytes | None = None,
 ) -> tuple[int, _Logprobs | None] | None:
     """(token, logprobs) for `position` out of f32 logits, or None if they are not finite."""

@@ -256,6 +256,7 @@ class EngineLoop:
         if self._tier is None:
             return
         while self._scheduler.in_flight:
+            self._allow()
             self._scheduler.complete(self._executor.collect(), self._clock())
         self._tier.flush(self._scheduler.idle_blocks(), self._flush_s, self._clock, unwanted)
 
@@ -269,17 +270,25 @@ class EngineLoop:
         depth = 1 if self._scheduler.rehearsing else self._executor.depth  # nobody waits for more than one such step
         while self._scheduler.in_flight < depth and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
+        self._allow()
         if self._scheduler.in_flight:
             self._load = self._scheduler.load()
             result = self._executor.collect()
             self._busy_since = self._clock()
-            self._emit(list(self._scheduler.complete(result, self._clock())))
+            events: _Events = [*self._scheduler.complete(result, self._clock())]
+            self._allow()
+            self._emit(events)
             self._sample()
         elif not self._scheduler.idle:
             raise IntegrityError("requests are waiting or running, but no step can be planned")
         if self._scheduler.idle:
             self._scheduler.check()
         return True
+
+    def _allow(self) -> None:
+        """Nothing can be collected before its masks are there."""
+        for mask in self._scheduler.masks.due():
+            self._executor.allow(*mask)
 
     def _sample(self) -> None:
         utilisation = self.gauges.utilisation

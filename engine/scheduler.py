@@ -17,6 +17,7 @@ from collections.abc import Callable
 from edgeproxy.protocol.node.blocks import BlockChange
 from edgeproxy.protocol.openai.errors import ApiError
 from engine import admission
+from engine.due import DueMasks, accepted
 from engine.executor.base import Limits
 from engine.fairness import Shares
 from engine.gauges import Gauges
@@ -78,6 +79,7 @@ class Scheduler:
         """By rank."""
         self._leaving: list[Sequence] = []
         self._submitted: deque[tuple[StepPlan, list[Sequence]]] = deque()
+        self.masks = DueMasks()
         self._arrivals = 0
         self._step = 0
         self._completed = 0
@@ -174,6 +176,7 @@ class Scheduler:
         for sequence in named:
             sequence.last_step = self._step
         plan = StepPlan(self._step, tuple(rows))
+        self.masks.planned(plan, named)
         self._submitted.append((plan, named))
         return plan
 
@@ -342,7 +345,7 @@ class Scheduler:
         first = not sequence.generated
         sequence.tokens.extend(row.tokens)
         sequence.generated += len(row.tokens)
-        finish = row.finish
+        finish = row.finish or accepted(sequence, row.tokens)
         if finish is None and sequence.generated >= sequence.request.max_tokens:
             finish = Finish.LENGTH
         timing = prefix = None

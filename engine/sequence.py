@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from edgeproxy.protocol.node.blocks import Prefix
+from engine.constraint import Constraint
 from engine.kv import TOKEN_TYPE, Link
 from engine.step import BLOCK_TOKENS, Finish, Logprobs, Sampling
 
@@ -26,6 +27,8 @@ class GenerationRequest:
     """Lower runs earlier."""
     within_s: float | None = None
     """Where set, the request is to be refused if its first token will not come within so long."""
+    constraint: Constraint | None = None
+    """Of the tokens that are to be sampled; set where `sampling.constrained`, and of this request alone."""
     rehearsal: bool = False
     """Nobody waits for it: it is not counted, and what it computes is not found by others."""
 

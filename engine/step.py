@@ -28,7 +28,7 @@ class Sampling:
     """How one sequence samples. Lives in the executor's slot from the first row that names it.
 
     In this order, which is vLLM's (docs/sampling.md): bias; the penalties on every token seen before; stop_ids held
-    back during min_tokens; then, unless temperature is 0, which is argmax with ties to the lowest id: logits /
+    back during min_tokens; tokens that are not allowed left out; then, unless temperature is 0, which is argmax with ties to the lowest id: logits /
     temperature, min_p, the top_k largest (ties: lowest id), softmax, the smallest descending set whose probability
     reaches top_p, inverse CDF over that descending order. Bias and penalties are float32 operations, each rounded once.
 
@@ -58,6 +58,8 @@ class Sampling:
     """Position of the first sampled token: how long the prompt is, also where tokens behind it are known already."""
     min_tokens: int = 0
     """Tokens that are sampled before a stop id may be."""
+    constrained: bool = False
+    """Each sample waits for `Executor.allow`: only tokens named there can be sampled, whatever all else makes of them."""
     logprobs: int | None = None
     """How many of the likeliest tokens are told of beside the sampled one; None: nothing is told."""
 

@@ -85,6 +85,7 @@ edge::Sampling sampling_of(nb::handle from) {
     to.seed = u64(from.attr("seed"), "seed");
     to.first = u32(from.attr("first"), "first");
     to.min_tokens = u32(from.attr("min_tokens"), "min_tokens");
+    to.constrained = nb::cast<bool>(from.attr("constrained"));
     if (const nb::object top = from.attr("logprobs"); !top.is_none()) {
         to.logprobs = true;
         to.top_logprobs = static_cast<uint32_t>(unsigned_of(top, "logprobs", edge::kMaxTop));
@@ -92,6 +93,17 @@ edge::Sampling sampling_of(nb::handle from) {
     read_stop_ids(from.attr("stop_ids"), to);
     read_biases(from.attr("bias"), to);
     return to;
+}
+
+// The words of a mask, kept in `words`; null for None.
+const uint32_t* mask_of(nb::handle mask, uint32_t vocab, std::vector<uint32_t>& words) {
+    if (mask.is_none()) return nullptr;
+    words.resize(edge::mask_words(vocab));
+    const size_t size = words.size() * sizeof(uint32_t);
+    if (!PyBytes_Check(mask.ptr()) || static_cast<size_t>(PyBytes_GET_SIZE(mask.ptr())) < size)
+        refuse("a mask must be None or bytes, a bit a token, " + std::to_string(size) + " at least");
+    std::memcpy(words.data(), PyBytes_AS_STRING(mask.ptr()), size);
+    return words.data();
 }
 
 // (of the sampled token, ((id, value), ...))
@@ -164,6 +176,13 @@ class PyExecutor {
         }
         executor_.submit(
             static_cast<int64_t>(unsigned_of(plan.attr("step"), "step", std::numeric_limits<int64_t>::max())), rows_);
+    }
+
+    void allow(nb::handle slot, nb::handle step, nb::handle mask) {
+        const uint32_t index = u32(slot, "slot");
+        const auto at = static_cast<int64_t>(unsigned_of(step, "step", std::numeric_limits<int64_t>::max()));
+        const uint32_t* words = mask_of(mask, executor_.vocab(), words_);
+        executor_.allow(index, at, words);
     }
 
     // (step, [(slot, token or None, finish, logprobs or None)], started, ended); finish: 0 none, 1 stop, 2 error
@@ -287,6 +306,7 @@ class PyExecutor {
     std::vector<Span> spans_;
     std::vector<edge::Sampling> opens_;
     std::vector<edge::PlanRow> rows_;
+    std::vector<uint32_t> words_;
 };
 
 std::vector<uint32_t> philox(const std::vector<uint32_t>& counter, const std::vector<uint32_t>& key) {
@@ -342,7 +362,8 @@ nb::bytes pack(const std::string& dtype, nb::handle rows, nb::handle cols, nb::b
     return nb::steal<nb::bytes>(packed);
 }
 
-nb::object sample(const std::string& isa, nb::bytes logits, nb::handle from, uint32_t position, nb::handle history) {
+nb::object sample(const std::string& isa, nb::bytes logits, nb::handle from, uint32_t position, nb::handle history,
+                  nb::handle mask) {
     std::vector<float> values(logits.size() / sizeof(float));
     if (values.empty()) refuse("there are no logits");
     std::memcpy(values.data(), logits.data(), values.size() * sizeof(float));
@@ -363,9 +384,10 @@ nb::object sample(const std::string& isa, nb::bytes logits, nb::handle from, uin
     std::vector<double> weights(vocab);
     std::vector<uint32_t> order(vocab);
     std::vector<float> adjusted(vocab);
+    std::vector<uint32_t> words_of_mask;
     edge::Sampler sampler(vocab, {weights.data(), order.data(), adjusted.data()});
     const edge::Kernels& kernels = edge::kernels_for(isa);
-    const auto token = sampler(kernels, values.data(), sampling, seen, position);
+    const auto token = sampler(kernels, values.data(), sampling, seen, position, mask_of(mask, vocab, words_of_mask));
     if (!token) return nb::none();
     const nb::object told =
         sampling.logprobs ? nb::object(view(sampler.logprobs(kernels, values.data(), *token, sampling.top_logprobs)))
@@ -386,6 +408,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("isa", &PyExecutor::isa)
         .def("residency", &PyExecutor::residency)
         .def("submit", &PyExecutor::submit, "plan"_a)
+        .def("allow", &PyExecutor::allow, "slot"_a, "step"_a, "mask"_a.none())
         .def("collect", &PyExecutor::collect)
         .def("logits", &PyExecutor::logits, "slot"_a)
         .def("worker_seconds", &PyExecutor::worker_seconds)
@@ -403,5 +426,6 @@ NB_MODULE(_native, m) {
     m.def("matmul", &matmul, "isa"_a, "dtype"_a, "weights"_a, "rows"_a, "cols"_a, "x"_a, "activation_bits"_a = 16,
           "x [n, cols] f32 times a matrix in GGUF's blocks or packed -> [n, rows] f32.");
     m.def("sample", &sample, "isa"_a, "logits"_a, "sampling"_a, "position"_a, "history"_a = nb::tuple(),
+          "allowed"_a = nb::none(),
           "(token, logprobs or None) for `position` out of f32 logits, or None if they are not finite.");
 }

@@ -104,6 +104,12 @@ void Executor::submit(int64_t step, const std::vector<PlanRow>& rows) {
     submitted_.notify_one();
 }
 
+void Executor::allow(uint32_t slot, int64_t step, const uint32_t* allowed) {
+    check_usable();
+    if (slot >= limits_.slots) throw std::invalid_argument("there are " + std::to_string(limits_.slots) + " slots");
+    forward_.masks().give(slot, step, allowed);
+}
+
 const Job& Executor::collect() {
     check_usable();
     if (sent_ == collected_) throw std::runtime_error("no plan is submitted; nothing to collect");
@@ -156,6 +162,7 @@ void Executor::close() {
         threads_.release();  // they live in the parent; joining or destroying them here would hang or abort
         return;
     }
+    forward_.masks().close();
     submitted_.fetch_or(1);
     submitted_.notify_one();
     wanted_blocks_.store(kNoMore);

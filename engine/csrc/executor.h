@@ -42,6 +42,9 @@ class Executor {
     // Throws std::invalid_argument for a plan that breaks the contract, std::runtime_error if kDepth plans are out
     // already or the executor is closed; nothing is submitted then. Never blocks.
     void submit(int64_t step, const std::vector<PlanRow>& rows);
+    // Which tokens a constrained slot may sample in a step that was submitted: bits [mask_words(vocab)], or null for
+    // all. Every such sample needs it, also where its result is no longer wanted. Throws std::invalid_argument.
+    void allow(uint32_t slot, int64_t step, const uint32_t* allowed);
     // Waits for the oldest plan. The result is valid until the next submit.
     const Job& collect();
     // The slot's last logits [vocab], or null if it has none. Throws std::runtime_error while plans are out.

@@ -75,6 +75,8 @@ Forward::Forward(const Model& model, const Kernels& kernels, const Limits& limit
       span_(std::min(limits.step_tokens, std::max(few_, kMostChunk))),
       most_parts_(ceil_div(limits.context, kPartKeys)),
       slots_(limits.slots),
+      masks_(limits.slots, model.config.vocab,
+             arena.take<uint32_t>("allowed tokens", size_t{limits.slots} * mask_words(model.config.vocab))),
       kv_type_(kv_type),
       kv_head_(kv_head_bytes(kv_type, model.config.head_dim)),
       kv_layer_(kv_head_ * model.config.kv_heads),
@@ -496,8 +498,9 @@ void Forward::draw(uint32_t index, uint32_t member) {
     Job::Outcome& outcome = job_->outcomes[wanted.row];
     Slot& slot = slots_[outcome.slot];
     slot.has_logits = true;
+    const uint32_t* allowed = slot.sampling.constrained ? masks_.await(outcome.slot, job_->step) : nullptr;
     Sampler& sampler = samplers_[member];
-    const auto token = sampler(kernels_, logits(outcome.slot), slot.sampling, slot.seen, wanted.position);
+    const auto token = sampler(kernels_, logits(outcome.slot), slot.sampling, slot.seen, wanted.position, allowed);
     if (!token) {
         slot.finished = true;
         outcome.finish = Finish::error;

@@ -9,6 +9,7 @@
 
 #include "arena.h"
 #include "kernels.h"
+#include "masks.h"
 #include "model.h"
 #include "plan.h"
 #include "sampler.h"
@@ -31,6 +32,9 @@ class Forward {
 
     // Has the system give the block's pages now. On any thread, also while a batch runs.
     void fault_block(uint32_t block) const { arena_.populate(kv_ + block * kv_block_, kv_block_); }
+
+    // What constrained slots may sample in a step; draws wait for it.
+    Masks& masks() { return masks_; }
 
     // Gives memory back; KV and logits are lost. While nothing runs.
     void release();
@@ -135,6 +139,7 @@ class Forward {
 
     std::vector<Slot> slots_;
     std::vector<Sampler> samplers_;  // one a member
+    Masks masks_;
     Job* job_ = nullptr;
     std::vector<Token> tokens_;
     std::vector<Unit> units_;

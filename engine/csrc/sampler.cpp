@@ -20,12 +20,12 @@ struct Later {
 }  // namespace
 
 std::optional<uint32_t> Sampler::operator()(const Kernels& kernels, const float* logits, const Sampling& sampling,
-                                            const Seen& seen, uint32_t position) {
+                                            const Seen& seen, uint32_t position, const uint32_t* allowed) {
     Peak peak = kernels.peak(logits, vocab_);
     if (!peak.finite) return std::nullopt;
-    if (sampling.bias_count != 0 || sampling.penalises() || sampling.holds(position)) {
+    if (sampling.bias_count != 0 || sampling.penalises() || sampling.holds(position) || allowed) {
         std::copy_n(logits, vocab_, memory_.adjusted);
-        adjust(sampling, seen, position);
+        adjust(sampling, seen, position, allowed);
         logits = memory_.adjusted;
         peak = kernels.peak(logits, vocab_);
     }
@@ -49,7 +49,7 @@ std::optional<uint32_t> Sampler::operator()(const Kernels& kernels, const float*
 }
 
 // Every operation is rounded to float once; the sum and the product of finite numbers stay finite.
-void Sampler::adjust(const Sampling& sampling, const Seen& seen, uint32_t position) {
+void Sampler::adjust(const Sampling& sampling, const Seen& seen, uint32_t position, const uint32_t* allowed) {
     const auto set = [&](uint32_t id, float value) { memory_.adjusted[id] = std::clamp(value, -kLargest, kLargest); };
     for (uint32_t i = 0; i < sampling.bias_count; ++i)
         set(sampling.bias_ids[i], memory_.adjusted[sampling.bias_ids[i]] + sampling.biases[i]);
@@ -64,6 +64,8 @@ void Sampler::adjust(const Sampling& sampling, const Seen& seen, uint32_t positi
         }
     if (sampling.holds(position))
         for (uint32_t i = 0; i < sampling.stop_count; ++i) memory_.adjusted[sampling.stop_ids[i]] = -kLargest;
+    for (uint32_t id = 0; allowed && id < vocab_; ++id)
+        if (!(allowed[id / 32] >> id % 32 & 1)) memory_.adjusted[id] = -kLargest;
 }
 
 Logprobs Sampler::logprobs(const Kernels& kernels, const float* logits, uint32_t token, uint32_t top) {

@@ -22,14 +22,14 @@ class Sampler {
     Sampler(uint32_t vocab, const Memory& memory) : vocab_(vocab), memory_(memory) {}
 
     // The token for `position` out of logits [vocab]; nothing if they are not all finite. `seen` is read where the
-    // sampling penalises.
+    // sampling penalises. `allowed`: a bit a token, or null for all; one token at least.
     std::optional<uint32_t> operator()(const Kernels& kernels, const float* logits, const Sampling& sampling,
-                                       const Seen& seen, uint32_t position);
+                                       const Seen& seen, uint32_t position, const uint32_t* allowed = nullptr);
     // Of the model's own distribution: what penalties, bias and temperature made of it does not matter.
     Logprobs logprobs(const Kernels& kernels, const float* logits, uint32_t token, uint32_t top);
 
   private:
-    void adjust(const Sampling& sampling, const Seen& seen, uint32_t position);
+    void adjust(const Sampling& sampling, const Seen& seen, uint32_t position, const uint32_t* allowed);
     template <class Keep>
     void collect(const float* logits, Keep&& keep);
     uint32_t ranked(size_t rank);

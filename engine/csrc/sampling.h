@@ -21,6 +21,7 @@ struct Sampling {
     uint64_t seed = 0;
     uint32_t first = 0;  // position of the first sampled token
     uint32_t min_tokens = 0;
+    bool constrained = false;  // every sample waits for a mask
     bool logprobs = false;
     uint32_t top_logprobs = 0;
     uint32_t stop_count = 0;

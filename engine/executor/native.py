@@ -90,6 +90,10 @@ class NativeExecutor(Executor):
         """Raises ValueError naming what breaks the contract, RuntimeError beyond `depth` plans or once closed."""
         self._open().submit(plan)
 
+    def allow(self, slot: int, step: int, mask: bytes | None) -> None:
+        """Raises ValueError for a mask that is too short."""
+        self._open().allow(slot, step, mask)
+
     def collect(self) -> StepResult:
         """Raises RuntimeError if nothing is submitted or once closed."""
         step, rows, started, ended = self._open().collect()

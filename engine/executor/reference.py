@@ -40,10 +40,12 @@ class _Slot:
     ended: bool = False
     logits: Tensor | None = None
     """[vocab]"""
+    samples: bool = False
+    """A plan that was submitted samples in it."""
 
 
 class ReferenceExecutor(Executor):
-    """Runs a plan inside `submit`; `collect` hands out the results in order."""
+    """Runs a plan inside `collect`, when the masks of its constrained slots are there."""
 
     def __init__(
         self,
@@ -63,7 +65,8 @@ class ReferenceExecutor(Executor):
         self._numerics = f"torch-{torch.__version__}-{emulate}-{digest}"
         self._model = Llama(gguf, self.config, emulate, blocks=blocks)
         self._slots: dict[int, _Slot] = {}
-        self._results: deque[StepResult] = deque()
+        self._plans: deque[StepPlan] = deque()
+        self._masks: dict[tuple[int, int], bytes | None] = {}
 
     @property
     def limits(self) -> Limits:
@@ -74,22 +77,29 @@ class ReferenceExecutor(Executor):
         return self._numerics
 
     def submit(self, plan: StepPlan) -> None:
-        if len(self._results) >= self.depth:
+        if len(self._plans) >= self.depth:
             raise RuntimeError(f"{self.depth} steps are submitted already; collect one first")
         self._check(plan)
-        started = time.monotonic()
         for row in plan.rows:
             if row.opens is not None:
                 self._slots[row.slot] = _Slot(row.opens, list(row.history))
-        with torch.inference_mode():
-            results = self._run([row for row in plan.rows if not self._slots[row.slot].ended])
-        rows = tuple(results.get(row.slot, RowResult(row.slot)) for row in plan.rows)
-        self._results.append(StepResult(plan.step, rows, started, time.monotonic()))
+            self._slots[row.slot].samples |= row.sample
+        self._plans.append(plan)
+
+    def allow(self, slot: int, step: int, mask: bytes | None) -> None:
+        self._masks[slot, step] = mask
 
     def collect(self) -> StepResult:
-        if not self._results:
+        if not self._plans:
             raise RuntimeError("no step is submitted")
-        return self._results.popleft()
+        plan = self._plans.popleft()
+        started = time.monotonic()
+        with torch.inference_mode():
+            results = self._run(plan.step, [row for row in plan.rows if not self._slots[row.slot].ended])
+        rows = tuple(results.get(row.slot, RowResult(row.slot)) for row in plan.rows)
+        for row in plan.rows:
+            self._masks.pop((row.slot, plan.step), None)
+        return StepResult(plan.step, rows, started, time.monotonic())
 
     def logits(self, slot: int) -> array[float]:
         state = self._slots.get(slot)
@@ -126,7 +136,7 @@ class ReferenceExecutor(Executor):
         self._model.write_block(block, content)
 
     def release(self) -> None:
-        if self._results:
+        if self._plans:
             raise RuntimeError("memory can be released only while no plan is submitted")
         self._model.forget()
         for slot in self._slots.values():
@@ -134,9 +144,10 @@ class ReferenceExecutor(Executor):
 
     def close(self) -> None:
         self._slots.clear()
-        self._results.clear()
+        self._plans.clear()
+        self._masks.clear()
 
-    def _run(self, rows: list[Row]) -> dict[int, RowResult]:
+    def _run(self, step: int, rows: list[Row]) -> dict[int, RowResult]:
         if not rows:
             return {}
         hidden = self._model.forward([(self._tokens(row), row.start, row.blocks) for row in rows])
@@ -146,21 +157,22 @@ class ReferenceExecutor(Executor):
         results = {row.slot: RowResult(row.slot) for row in rows}
         for index, values in zip(sampled, logits, strict=True):
             row = rows[index]
-            results[row.slot] = self._sampled(row, values)
+            results[row.slot] = self._sampled(step, row, values)
         return results
 
     def _tokens(self, row: Row) -> tuple[int, ...]:
         last = self._slots[row.slot].last
         return row.tokens or ((last,) if last is not None else ())
 
-    def _sampled(self, row: Row, logits: Tensor) -> RowResult:
+    def _sampled(self, step: int, row: Row, logits: Tensor) -> RowResult:
         slot = self._slots[row.slot]
         slot.logits = logits.clone()
         if not bool(torch.isfinite(logits).all()):
             slot.ended = True
             return RowResult(row.slot, finish=Finish.ERROR)
         sampling = slot.sampling
-        slot.last = sample(logits.numpy(), sampling, row.start + row.count, slot.history)
+        mask = self._masks[row.slot, step] if sampling.constrained else None
+        slot.last = sample(logits.numpy(), sampling, row.start + row.count, slot.history, mask)
         slot.history.append(slot.last)
         slot.ended = slot.last in sampling.stop_ids
         told = () if sampling.logprobs is None else (logprobs(logits.numpy(), slot.last, sampling.logprobs),)
@@ -200,7 +212,7 @@ class ReferenceExecutor(Executor):
             return "the first row of a sequence must open its slot"
         if row.opens is not None and row.opens.penalises and len(row.history) < row.start + len(row.tokens):
             return "it penalises, but its history ends before its tokens do"
-        if not row.tokens and (row.opens is not None or (slot is not None and slot.last is None and not slot.ended)):
+        if not row.tokens and (row.opens is not None or (slot is not None and not slot.samples)):
             return "a decode row needs a token that was sampled before"
         return None
 

@@ -14,9 +14,17 @@ from engine.step import Logprobs, Sampling
 Floats = npt.NDArray[np.float32]
 
 
-def sample(logits: Floats, sampling: Sampling, position: int, history: Sequence[int] = ()) -> int:
-    """The token for `position` out of finite `logits` [vocab]; `history`: all tokens before, where it penalises."""
+def sample(
+    logits: Floats, sampling: Sampling, position: int, history: Sequence[int] = (), mask: bytes | None = None
+) -> int:
+    """The token for `position` out of finite `logits` [vocab]; `history`: all tokens before, where it penalises.
+
+    mask: the tokens that may be sampled, a bit each; None for all.
+    """
     adjusted = adjust(logits, sampling, position, history)
+    if mask is not None:
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[: len(adjusted)]
+        adjusted[bits == 0] = -np.finfo(np.float32).max
     if sampling.temperature == 0:
         return int(np.argmax(adjusted))
     scaled = adjusted.astype(np.float64) / sampling.temperature

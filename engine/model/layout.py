@@ -272,6 +272,7 @@ def _workspace(config: LlamaConfig, sizes: Sizes) -> Iterator[Buffer]:
 def _sampling(config: LlamaConfig, sizes: Sizes) -> Iterator[Buffer]:
     different = min(_context(config, sizes), config.vocab)
     yield _whole("last logits", sizes.slots * config.vocab * _F32)
+    yield _whole("allowed tokens", sizes.slots * -(-config.vocab // 32) * _F32)
     yield _whole("tokens seen", sizes.slots * (config.vocab + different) * _F32)
 
 

@@ -83,6 +83,8 @@ class FakeExecutor(Executor):
     closed: bool = False
     releases: int = 0
     submitted: deque[StepPlan] = field(default_factory=deque)
+    masks: dict[tuple[int, int], bytes | None] = field(default_factory=dict)
+    """Of slot and step, until they are used."""
     _slots: dict[int, _Slot] = field(default_factory=dict)
     _kv: dict[tuple[int, int], Cell] = field(default_factory=dict)
 
@@ -107,6 +109,11 @@ class FakeExecutor(Executor):
         self.plans.append(plan)
         self.submitted.append(plan)
 
+    def allow(self, slot: int, step: int, mask: bytes | None) -> None:
+        assert any(plan.step == step for plan in self.submitted), "a mask for a step that is not submitted"
+        assert (slot, step) not in self.masks, "two masks"
+        self.masks[slot, step] = mask
+
     def collect(self) -> StepResult:
         if self.gate is not None:
             self.gate.acquire()
@@ -114,7 +121,7 @@ class FakeExecutor(Executor):
         plan = self.submitted.popleft()
         if plan.step == self.fails_at:
             raise RuntimeError("the device is gone")
-        return StepResult(plan.step, tuple(self._run(row) for row in plan.rows), started, self.clock())
+        return StepResult(plan.step, tuple(self._run(row, plan.step) for row in plan.rows), started, self.clock())
 
     def logits(self, slot: int) -> array[float]:
         raise NotImplementedError
@@ -141,12 +148,13 @@ class FakeExecutor(Executor):
     def close(self) -> None:
         self.closed = True
 
-    def _run(self, row: Row) -> RowResult:
+    def _run(self, row: Row, step: int) -> RowResult:
         if row.opens is not None:
             assert row.tokens, "the first row of a sequence brings its tokens"
             self._slots[row.slot] = _Slot(row.opens)
         slot = self._slots[row.slot]
         if slot.finished and not row.tokens:
+            self.masks.pop((row.slot, step), None)
             return RowResult(row.slot)
         reused = row.tokens and row.start > slot.length and row.start % BLOCK_TOKENS == 0
         assert row.start == slot.length or reused, "positions follow each other"
@@ -164,6 +172,8 @@ class FakeExecutor(Executor):
             slot.finished = True
             return RowResult(row.slot, (), Finish.ERROR)
         slot.last = self.script(self._read(row, slot.length))
+        if slot.sampling.constrained:
+            slot.last = _allowed(slot.last, self.masks.pop((row.slot, step)))
         slot.finished = slot.last in slot.sampling.stop_ids
         told = logprobs(slot.last, slot.sampling.logprobs, self.limits.vocab)
         return RowResult(row.slot, (slot.last,), Finish.STOP if slot.finished else None, told)
@@ -177,6 +187,13 @@ class FakeExecutor(Executor):
             tokens.append(found[0])
             before = found
         return tokens
+
+
+def _allowed(token: int, mask: bytes | None) -> int:
+    """The token itself where it may be sampled, else the lowest that may."""
+    if mask is None or mask[token // 8] >> token % 8 & 1:
+        return token
+    return next(8 * index + bit for index, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1)
 
 
 def _place(row: Row, position: int) -> tuple[int, int]:

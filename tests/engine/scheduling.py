@@ -117,7 +117,12 @@ class Bench:
         return plan
 
     def collect(self) -> None:
+        self.allow()
         self.take(self.scheduler.complete(self.executor.collect(), self.tick()))
+
+    def allow(self) -> None:
+        for mask in self.scheduler.masks.due():
+            self.executor.allow(*mask)
 
     def abort(self, name: str) -> None:
         self.take(self.scheduler.abort(name, self.scheduler.load().step))
@@ -132,6 +137,7 @@ class Bench:
         while not self.scheduler.idle and not until():
             while self.submit():
                 pass
+            self.allow()
             self.collect()
 
     def tokens(self, name: str) -> list[int]:

@@ -27,8 +27,9 @@ def native(
     position: int = 0,
     isa: str = "",
     history: tuple[int, ...] = (),
+    mask: bytes | None = None,
 ) -> int | None:
-    found = _native.sample(isa, logits.astype(np.float32).tobytes(), sampling, position, history)
+    found = _native.sample(isa, logits.astype(np.float32).tobytes(), sampling, position, history, mask)
     return None if found is None else found[0]
 
 
@@ -185,6 +186,29 @@ def test_every_field_together_is_the_models(
 ) -> None:
     values, known = np.array(logits, np.float32), tuple(history)
     assert native(values, sampling, len(known), isa, known) == sample(values, sampling, len(known), known)
+
+
+@given(
+    logits=st.lists(st.floats(-20, 20, width=32), min_size=40, max_size=40),
+    sampling=samplings(),
+    history=st.lists(IDS, max_size=40),
+    allowed=st.sets(IDS, min_size=1),
+    isa=st.sampled_from(ISAS),
+)
+def test_only_allowed_tokens_are_sampled_and_as_the_model_does_it(
+    logits: list[float], sampling: Sampling, history: list[int], allowed: set[int], isa: str
+) -> None:
+    sampling = replace(sampling, min_tokens=0)
+    values, known = np.array(logits, np.float32), tuple(history)
+    mask = sum(1 << token for token in allowed).to_bytes(8, "little")
+    found = native(values, sampling, len(known), isa, known, mask)
+    assert found == sample(values, sampling, len(known), known, mask)
+    assert found in allowed
+
+
+def test_a_mask_of_another_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match="a bit a token"):
+        native(np.zeros(40, np.float32), Sampling(), mask=b"\xff" * 4)
 
 
 @pytest.mark.parametrize("isa", ISAS)
