@@ -103,6 +103,8 @@ class RegionConfig:
     name: str
     nodes: tuple[NodeConfig, ...]
     relay: RelayConfig | None = None
+    location: tuple[float, float] | None = None
+    """Degrees north and east; for the map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,10 @@ class Config:
     hosts: tuple[str, ...] = ()
     """Names that clients may put in `Host` beside the loopback names and the bound addresses."""
     budget_ms: float = 150.0
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    """Model id -> milliseconds, for models whose budget is another."""
+    objective: float = 0.95
+    """Share of the requests that is to have its first token within the budget; what burn rates are measured by."""
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     """Model id -> the model that answers where no node serves the first one now."""
     limits: GatewayLimits = field(default_factory=GatewayLimits)

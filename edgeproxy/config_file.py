@@ -28,6 +28,7 @@ from edgeproxy.config import (
 )
 
 MAX_FILE_BYTES = 2**20
+_TOP = ("listen", "tls", "keys", "hosts", "budget_ms", "budgets", "objective", "fallbacks", "limits", "regions")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}\*?")
 
@@ -95,7 +96,7 @@ class _Node:
                 near = difflib.get_close_matches(str(name), allowed, 1)
                 remedy = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(allowed)}"
                 raise self.error(f"unknown key {name!r}", remedy)
-        return {name: self._child(name, value) for name, value in self.value.items() if value is not None}
+        return {name: self.child(name, value) for name, value in self.value.items() if value is not None}
 
     def named(self) -> dict[str, _Node]:
         """A mapping whose keys are names that the operator chose."""
@@ -104,7 +105,7 @@ class _Node:
         for name in self.value:
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 raise self.error(f"{name!r} is no name", "use lower-case letters, digits, '.', '_' and '-'")
-        return {name: self._child(name, value) for name, value in self.value.items()}
+        return {name: self.child(name, value) for name, value in self.value.items()}
 
     def items(self) -> list[_Node]:
         if not isinstance(self.value, list) or not self.value:
@@ -134,7 +135,7 @@ class _Node:
             raise self.error(f"is {number}", "give a whole number")
         return int(number)
 
-    def _child(self, name: str, value: object) -> _Node:
+    def child(self, name: str, value: object) -> _Node:
         return _Node(self.path, f"{self.key}.{name}" if self.key else name, value)
 
 
@@ -144,7 +145,7 @@ def _kind(value: object) -> str:
 
 
 def _config(root: _Node, path: Path) -> Config:
-    top = root.mapping(("listen", "tls", "keys", "hosts", "budget_ms", "fallbacks", "limits", "regions"))
+    top = root.mapping(_TOP)
     if "regions" not in top:
         raise root.error("has no `regions`", "add at least one region with one node")
     regions = tuple(_region(name, node) for name, node in top["regions"].named().items())
@@ -158,6 +159,8 @@ def _config(root: _Node, path: Path) -> Config:
         keys=path.parent / top["keys"].text() if "keys" in top else None,
         hosts=tuple(item.text().lower() for item in top["hosts"].items()) if "hosts" in top else (),
         budget_ms=top["budget_ms"].number(1, 600_000) if "budget_ms" in top else 150.0,
+        budgets=_budgets(top["budgets"], regions) if "budgets" in top else {},
+        objective=top["objective"].number(0.5, 0.99999) if "objective" in top else 0.95,
         fallbacks=fallbacks,
         limits=_limits(top["limits"]) if "limits" in top else GatewayLimits(),
     )
@@ -203,7 +206,7 @@ def _limits(node: _Node) -> GatewayLimits:
 
 
 def _region(name: str, node: _Node) -> RegionConfig:
-    found = node.mapping(("nodes", "relay"))
+    found = node.mapping(("nodes", "relay", "location"))
     if "nodes" not in found:
         raise node.error("has no `nodes`", "list at least one node below it")
     nodes = tuple(_node(f"{name}-{i}", item) for i, item in enumerate(found["nodes"].items(), 1))
@@ -213,7 +216,14 @@ def _region(name: str, node: _Node) -> RegionConfig:
         if delay is None:
             raise found["relay"].error("has no `delay_ms`", "give the round trip to add, in milliseconds")
         relay = RelayConfig(delay.number(0, 10_000))
-    return RegionConfig(name, nodes, relay)
+    return RegionConfig(name, nodes, relay, _location(found["location"]) if "location" in found else None)
+
+
+def _location(node: _Node) -> tuple[float, float]:
+    degrees = node.items()
+    if len(degrees) != 2:
+        raise node.error("is no place", "write [degrees north, degrees east], for example [52.4, 4.9]")
+    return degrees[0].number(-90, 90), degrees[1].number(-180, 180)
 
 
 def _node(default_name: str, node: _Node) -> NodeConfig:
@@ -328,16 +338,31 @@ def _model(node: _Node) -> str:
     return name
 
 
+def _budgets(node: _Node, regions: tuple[RegionConfig, ...]) -> dict[str, float]:
+    """Model -> milliseconds."""
+    if not isinstance(node.value, dict) or not node.value:
+        raise node.error(f"is {_kind(node.value)}", "write `model: milliseconds` lines below it")
+    _served(node, node.value, regions)
+    return {
+        str(name): _Node(node.path, f"{node.key}.{name}", value).number(1, 600_000)
+        for name, value in node.value.items()
+    }
+
+
+def _served(node: _Node, names: Iterable[object], regions: tuple[RegionConfig, ...]) -> None:
+    models = {model for region in regions for one in region.nodes for model in one.models}
+    for name in names:
+        if name not in models:
+            raise node.error(f"{name!r} is served by no node", "name models as the nodes name them")
+
+
 def _fallbacks(node: _Node, regions: tuple[RegionConfig, ...]) -> dict[str, str]:
     """Model -> model; both are served, and no chain leads back to its beginning."""
     if not isinstance(node.value, dict) or not node.value:
         raise node.error(f"is {_kind(node.value)}", "write `model: model to answer instead` lines below it")
-    served = {model for region in regions for one in region.nodes for model in one.models}
-    found = {str(name): _Node(node.path, f"{node.key}.{name}", value).text() for name, value in node.value.items()}
+    found = {str(name): node.child(name, value).text() for name, value in node.value.items()}
     for name, other in found.items():
-        for model in (name, other):
-            if model not in served:
-                raise node.error(f"{model!r} is served by no node", "name models as the nodes name them")
+        _served(node, (name, other), regions)
         if other == name:
             raise node.error(f"{name!r} falls back to itself", "name another model")
     return found

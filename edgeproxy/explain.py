@@ -61,8 +61,8 @@ def render(found: Mapping[str, Any]) -> str:
             numbers = "".join(f"{option[term + '_s'] * 1e3:10.1f}" for term in _TERMS)
             lines.append(f"  {name + ': ' + option['node']:24}{numbers}{option['cached_tokens']:10}")
     lines.append("")
-    if found["held_s"]:
-        lines.append(f"  held here for {found['held_s'] * 1e3:.1f} ms, because every node was hot")
+    if found["hold_s"]:
+        lines.append(f"  held here for {found['hold_s'] * 1e3:.1f} ms, because every node was hot")
     lines += [f"  failed: {failure}" for failure in found["failures"]]
     if found["hedge"]:
         lines.append(f"  {_HEDGES[found['hedge']]}")

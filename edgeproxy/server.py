@@ -32,6 +32,7 @@ from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.protocol.node.report import TOKEN_ENV
 from edgeproxy.reload import Reload
 from edgeproxy.upstream.follow import Follower
+from edgeproxy.upstream.instruments import Instruments
 from edgeproxy.upstream.launch import Launcher
 from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.upstream.probe import Prober
@@ -86,7 +87,7 @@ class Server:
         fleet = Fleet.from_config(self._config, token=self._token, origins=launcher.origins)
         certificate = self._development_certificate()
         status = ReloadStatus(time())
-        public, admin = build(self._config, fleet, self._keys, self._log, Random(), int(time()), status)
+        built = build(self._config, fleet, self._keys, self._log, Random(), int(time()), status)
         changed = asyncio.Event()
         prober = Prober(fleet, rng=Random(), changed=lambda node: self._node_changed(node, changed))
         certificates = self._certificates(certificate)
@@ -100,7 +101,9 @@ class Server:
                 self._background(prober.run()),
                 self._background(Follower(fleet).run()),
                 self._background(reload.watch()),
-                self._listening(public, admin, certificates, status),
+                self._background(Instruments(fleet).run()),
+                self._listening(built.public, built.admin, certificates, status),
+                self._background(built.live.run()),
             ):
                 await self._until_ready(fleet, changed)
                 if not self._stop.is_set():

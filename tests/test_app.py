@@ -116,12 +116,12 @@ async def test_fault_of_the_proxy_is_told_in_form_and_logged_without_its_words(
 
 async def test_admin_pages_carry_their_policy(tmp_path: Path) -> None:
     async with edge(tmp_path) as e:
-        for path in ("/", "/dashboard.js", "/dashboard.css"):
+        for path in ("/", "/dashboard", "/dashboard/chat", "/assets/dashboard.js", "/assets/uplot-1.6.32.js"):
             reply = await ask(e.admin, method="GET", path=path)
             assert reply.status == 200
             assert b"default-src 'none'" in (reply.header(b"content-security-policy") or b"")
             assert reply.header(b"x-content-type-options") == b"nosniff"
-        assert (await ask(e.admin, method="GET", path="/__init__.py")).status == 404
+        assert (await ask(e.admin, method="GET", path="/assets/__init__.py")).status == 404
         assert (await ask(e.admin, method="POST", path="/v1/chat/completions")).status == 404
 
 

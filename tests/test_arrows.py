@@ -17,6 +17,8 @@ ROOMS = [
     "edgeproxy.listeners",
     "edgeproxy.reload",
     "edgeproxy.app",
+    "edgeproxy.admin",
+    "edgeproxy.web",
     "edgeproxy.gateway",
     "edgeproxy.upstream",
     "edgeproxy.wire",

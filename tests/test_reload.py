@@ -75,7 +75,7 @@ async def served(folder: Path, text: str, certificates: Certificates | None = No
     launcher = Launcher(config, "t", logging.getLogger("test"))
     fleet = Fleet.from_config(config, token="t", origins=launcher.origins)
     keys, status, lines = Keys(config.keys), ReloadStatus(1.0), Lines(folder)
-    app, admin = build(config, fleet, keys, lines.log, Random(1), 1, status)
+    app, admin, _ = build(config, fleet, keys, lines.log, Random(1), 1, status)
     prober = Prober(fleet, rng=Random(1), changed=lambda node: changed.set())
     reload = Reload(config, fleet, launcher, prober, keys, "t", said.append, status, certificates)
     tasks = [asyncio.create_task(work) for work in (launcher.run(), prober.run(), reload.watch(0.01))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import time
@@ -13,14 +12,14 @@ import orjson
 from edgeproxy.gateway.decisions import Choice, Decisions
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import Metrics
+from edgeproxy.observe.outcomes import Outcomes
 from edgeproxy.protocol.node.blocks import Prefix
 from edgeproxy.protocol.node.foreign import timings_of
 from edgeproxy.protocol.openai.headers import Headers
 from edgeproxy.protocol.openai.sse import DONE, Event
-from edgeproxy.routing.budget import Ledger
+from edgeproxy.routing.budget import BUDGET_S, Ledger
 
 UNKNOWN_MODEL = "unknown"
-RECENT = 100
 Hedge = Literal["won", "lost", "failed", "abandoned"]
 """A second copy answered; the first one did; it failed; the client left."""
 
@@ -75,6 +74,8 @@ class Call:
     choice: Choice | None = None
     held_s: float = 0.0
     """Waited here because all nodes were hot."""
+    budget_s: float = BUDGET_S
+    """For its first token."""
     status: int = 0
     code: str | None = None
     ending: Ending | None = None
@@ -93,11 +94,15 @@ class Call:
         if self._ledger is not None:
             return self._ledger
         started, sent_at, first_at = self.started, self.sent_at, self.first_at
-        edge = None if sent_at is None else sent_at - started - self.lost_s
-        total = None if first_at is None else first_at - started
+        edge = None if sent_at is None else sent_at - started - self.lost_s - self.held_s
         term = self.terms.get
-        lost = self.lost_s or None
-        found = Ledger(self.rtt_s, edge, lost, term("parse"), term("queue"), term("prefill"), term("first"), total)
+        parse, queue, prefill, first = term("parse"), term("queue"), term("prefill"), term("first")
+        hold, lost, total, rest = self.held_s or None, self.lost_s or None, None, None
+        if first_at is not None:
+            total = first_at - started
+            known = (self.rtt_s, edge, hold, lost, parse, queue, prefill, first)
+            rest = max(total - sum([value for value in known if value is not None]), 0.0)
+        found = Ledger(self.rtt_s, edge, hold, lost, parse, queue, prefill, first, rest, total)
         if first_at is not None:
             self._ledger = found
         return found
@@ -115,12 +120,12 @@ class Call:
 
 
 class Account:
-    """Closes calls. `recent` keeps the last records for the dashboard."""
+    """Closes calls."""
 
-    def __init__(self, log: Log, metrics: Metrics) -> None:
+    def __init__(self, log: Log, metrics: Metrics, outcomes: Outcomes) -> None:
         self._log = log
         self.metrics = metrics
-        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self.outcomes = outcomes
         self.decisions = Decisions()
 
     def close(self, call: Call, now: float) -> None:
@@ -138,8 +143,9 @@ class Account:
             if call.expected_s is not None and call.shown_s is not None and call.region is not None:
                 metrics.forecast(call.region, call.expected_s, call.shown_s)
             self.decisions.add(call.choice, record)
+        metrics.requests.add(record)
         self._log.record(record)
-        self.recent.append(record)
+        self.outcomes.add(record)
 
 
 def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
@@ -164,18 +170,20 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
         "resumes": call.resumes,
         "hedge": call.hedge,
         "reason": None if call.choice is None else call.choice.reason,
-        "held_s": call.held_s,
         "expected_s": call.expected_s,
         "shown_s": call.shown_s,
         "client_s": call.client_rtt_s,
         "rtt_s": ledger.rtt,
         "edge_s": ledger.edge,
+        "hold_s": ledger.hold,
         "failover_s": ledger.failover,
         "parse_s": ledger.parse,
         "queue_s": ledger.queue,
         "prefill_s": ledger.prefill,
         "first_s": ledger.first,
+        "unexplained_s": ledger.unexplained,
         "first_token_s": ledger.total,
+        "budget_s": call.budget_s,
         "total_s": now - call.started,
         "finish": ending.finish,
         "prompt_tokens": prompt if prompt is not None else call.prompt_tokens,

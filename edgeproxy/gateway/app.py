@@ -44,6 +44,7 @@ class Gateway:
         hosts: HostCheck,
         limits: GatewayLimits,
         budget_s: float,
+        budgets: Mapping[str, float],
         fallbacks: Mapping[str, str],
         account: Account,
         log: Log,
@@ -62,7 +63,7 @@ class Gateway:
         self._fleet = fleet
         self._salts = fleet.salts
         self._router = Router(fleet, rng)
-        self._course = Course(self._router, Relay(limits, account.metrics), budget_s, fallbacks)
+        self._course = Course(self._router, Relay(limits, account.metrics), budget_s, budgets, fallbacks)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

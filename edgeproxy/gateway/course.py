@@ -32,17 +32,27 @@ DEGRADED = b"x-edge-degraded"
 
 
 class Course:
-    def __init__(self, router: Router, relay: Relay, budget_s: float, fallbacks: Mapping[str, str]) -> None:
-        """`budget_s`: for a first token, where the client names none. `fallbacks`: model -> model."""
+    def __init__(
+        self,
+        router: Router,
+        relay: Relay,
+        budget_s: float,
+        budgets: Mapping[str, float],
+        fallbacks: Mapping[str, str],
+    ) -> None:
+        """`budget_s`: for a first token, where neither the client nor `budgets` (model -> seconds) names another.
+        `fallbacks`: model -> model."""
         self._router = router
         self._relay = relay
         self._budget_s = budget_s
+        self._budgets = budgets
         self._fallbacks = fallbacks
 
     async def run(
         self, plan: Plan, asked: ChatRequest, tenant: Tenant, headers: Headers, answer: Answer, call: Call
     ) -> None:
         """Raises ClientGone, and UpstreamError where nothing but a cut can tell of a failure."""
+        call.budget_s = plan.wishes.budget_s or self._budgets.get(plan.label, self._budget_s)
         request = Request(headers, asked.body, plan, partial(self._router.visit, plan))
         refused = await self._serve(request, answer, call)
         if refused is not None and request.offers:
@@ -83,7 +93,7 @@ class Course:
 
     async def _decided(self, plan: Plan, call: Call) -> Decision[Node]:
         begun = now = monotonic()
-        deadline = call.started + (plan.wishes.budget_s or self._budget_s)
+        deadline = call.started + call.budget_s
         found, until = plan.decide(now, deadline - now), inf
         while isinstance(found, Hold):
             until = min(until, found.until)  # the first hold's end, however often it has to wait

@@ -23,7 +23,7 @@ _OUTCOME = (
     "attempts",
     "failures",
     "hedge",
-    "held_s",
+    "hold_s",
 )
 
 

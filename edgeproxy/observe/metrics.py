@@ -1,46 +1,24 @@
-"""Prometheus metrics, every name in one place. Label values come from the configuration or from short tables.
+"""Prometheus metrics. Label values come from the configuration or from short tables; every name is in docs/metrics.md.
 
-Counting is done on plain integers, because everything happens on one event loop: prometheus_client's own counters take
-a lock each time and walk through all buckets, 3 of the 19 µs that a request may cost here. A scrape turns them into the
-library's families.
+Counting is done on plain integers (histogram.py). A scrape turns them into the library's families.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator
+from time import time
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from edgeproxy.observe.burn import Burn
+from edgeproxy.observe.fleet import NodeView, fleet_families
+from edgeproxy.observe.histogram import Histogram
 from edgeproxy.observe.reloads import ReloadStatus
+from edgeproxy.observe.requests import FIRST_TOKEN_EDGES, Requests
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
-BUDGET_S = 0.150
-# OpenTelemetry's edges for a first token have none at the budget, so that the share within it could not be computed.
-FIRST_TOKEN_EDGES = (
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.125,
-    BUDGET_S,
-    0.2,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-)
 FORECAST_EDGES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 SHARE_EDGES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 EDGE_EDGES = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
@@ -48,38 +26,30 @@ NO_REGION = "none"
 """Region label of a request that no node answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """A node as scrapes and the dashboard see it."""
-
-    name: str
-    region: str
-    ready: bool
-    trouble: str
-    """Why it is not ready; empty while it is."""
-    breaker: str
-    in_flight: int
-    rtt_s: float | None
-    models: tuple[str, ...]
-
-
 class Metrics:
     """Seconds throughout. What the fleet knows anyway is asked of `nodes` at the scrape."""
 
     def __init__(
-        self, version: str, nodes: Callable[[], Iterable[NodeView]], reloads: ReloadStatus | None = None
+        self,
+        version: str,
+        nodes: Callable[[], Iterable[NodeView]],
+        reloads: ReloadStatus | None = None,
+        burn: Burn | None = None,
     ) -> None:
         self._version = version
         self._nodes = nodes
         self._reloads = reloads or ReloadStatus(0.0)
+        self._burn = burn
         self._requests: dict[tuple[str, str, int], int] = {}
         self._failures: dict[tuple[str, str], int] = {}
-        self._first_token: dict[str, _Histogram] = {}
-        self._edge = _Histogram(EDGE_EDGES)
+        self._first_token: dict[str, Histogram] = {}
+        self._edge = Histogram(EDGE_EDGES)
         self._decisions: dict[str, int] = {}
-        self._forecast_error: dict[str, _Histogram] = {}
-        self._forecast_share: dict[str, _Histogram] = {}
+        self._forecast_error: dict[str, Histogram] = {}
+        self._forecast_share: dict[str, Histogram] = {}
         self._disconnects = 0
+        self.requests = Requests()
+        """What the requests' records say."""
         self._resumes: dict[str, int] = {}
         self._hedges: dict[str, int] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -92,7 +62,7 @@ class Metrics:
     def first_token(self, region: str, seconds: float) -> None:
         histogram = self._first_token.get(region)
         if histogram is None:
-            histogram = self._first_token[region] = _Histogram(FIRST_TOKEN_EDGES)
+            histogram = self._first_token[region] = Histogram(FIRST_TOKEN_EDGES)
         histogram.observe(seconds)
 
     def edge(self, seconds: float) -> None:
@@ -105,8 +75,8 @@ class Metrics:
         """Of a first token, from sending it to a node: how long was foretold, and how long it took."""
         error = self._forecast_error.get(region)
         if error is None:
-            error = self._forecast_error[region] = _Histogram(FORECAST_EDGES)
-            self._forecast_share[region] = _Histogram(SHARE_EDGES)
+            error = self._forecast_error[region] = Histogram(FORECAST_EDGES)
+            self._forecast_share[region] = Histogram(SHARE_EDGES)
         missed = abs(expected - actual)
         error.observe(missed)
         if actual > 0:
@@ -127,9 +97,10 @@ class Metrics:
     def disconnected(self) -> None:
         self._disconnects += 1
 
-    def exposition(self) -> bytes:
-        """Prometheus text format, of media type CONTENT_TYPE."""
-        return generate_latest(self._registry)
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Content and media type: OpenMetrics, which has exemplars, for who accepts it, else Prometheus' text."""
+        encode, kind = choose_encoder(accept)
+        return encode(self._registry), kind
 
     def _families(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
@@ -165,8 +136,13 @@ class Metrics:
         build = GaugeMetricFamily("edgeproxy_build_info", "Constant 1", labels=["version"])
         build.add_metric([self._version], 1)
         yield from (requests, failures, first_token, edge, disconnects, resumes, build)
+        yield from self.requests.families()
+        burn = GaugeMetricFamily("edgeproxy_budget_burn_ratio", "How fast the error budget burns", labels=["window"])
+        for window, rate in ({} if self._burn is None else self._burn.rates(time())).items():
+            burn.add_metric([window], rate)
+        yield burn
         yield from _configuration(self._reloads)
-        yield from _fleet(list(self._nodes()))
+        yield from fleet_families(list(self._nodes()))
 
     def _routing(self) -> Iterator[Metric]:
         decisions = CounterMetricFamily(
@@ -206,40 +182,6 @@ def _configuration(status: ReloadStatus) -> Iterator[Metric]:
         )
         end.add_metric([], status.certificate_not_after)
         yield end
-
-
-def _fleet(nodes: Sequence[NodeView]) -> Iterator[Metric]:
-    in_flight = GaugeMetricFamily("edgeproxy_in_flight", "Requests under way at a node", labels=["node", "region"])
-    ready = GaugeMetricFamily("edgeproxy_node_ready", "1 while a node is ready", labels=["node", "region"])
-    rtt = GaugeMetricFamily("edgeproxy_region_rtt_seconds", "Round trip to a region's nearest node", labels=["region"])
-    nearest: dict[str, float] = {}
-    for node in nodes:
-        in_flight.add_metric([node.name, node.region], node.in_flight)
-        ready.add_metric([node.name, node.region], float(node.ready))
-        if node.rtt_s is not None:
-            nearest[node.region] = min(node.rtt_s, nearest.get(node.region, node.rtt_s))
-    for region, seconds in nearest.items():
-        rtt.add_metric([region], seconds)
-    yield from (in_flight, ready, rtt)
-
-
-class _Histogram:
-    __slots__ = ("_counts", "_edges", "sum")
-
-    def __init__(self, edges: Sequence[float]) -> None:
-        """`edges`: upper bounds, each inclusive, ascending."""
-        self._edges = edges
-        self._counts = [0] * (len(edges) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._edges, value)] += 1
-        self.sum += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them."""
-        bounds = [*map(str, self._edges), "+Inf"]
-        return list(zip(bounds, accumulate(self._counts), strict=True))
 
 
 class _Families(Collector):

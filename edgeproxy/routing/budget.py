@@ -7,6 +7,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 MAX_TIMING_BYTES = 1024
+BUDGET_S = 0.150
+"""For a first token, where nobody names another: below that people do not perceive waiting."""
 NODE_TERMS = ("parse", "queue", "prefill", "first")
 """What a native node tells of a first token, in the order in which it happens; the terms do not overlap."""
 
@@ -17,7 +19,9 @@ class Ledger(NamedTuple):
     rtt: float | None = None
     """Region round trip at the time of the request."""
     edge: float | None = None
-    """Spent in this proxy: from the request's first byte to the node, and from the first content to the client."""
+    """Spent in this proxy, from the request's first byte to its sending to the node."""
+    hold: float | None = None
+    """Waited in this proxy for a node to turn cold."""
     failover: float | None = None
     """Lost at nodes that failed before any content; None where the first one answered."""
     parse: float | None = None
@@ -27,6 +31,8 @@ class Ledger(NamedTuple):
     prefill: float | None = None
     first: float | None = None
     """On the node, the first decode step."""
+    unexplained: float | None = None
+    """What is left of the total once all other terms are taken off: on a foreign node, all that happens there."""
     total: float | None = None
     """From the request's first byte to the first content at the proxy."""
 

@@ -12,6 +12,7 @@ from math import inf
 import orjson
 
 from edgeproxy.config import Config, ConfigError, GatewayLimits, NodeConfig
+from edgeproxy.protocol.node.instruments import Instruments
 from edgeproxy.protocol.node.report import REPORT_HEADER, TOKEN_HEADER, NodeReport, NodeState, decode
 from edgeproxy.protocol.node.resume import STREAM_HEADER
 from edgeproxy.routing.breaker import Breaker
@@ -57,6 +58,8 @@ class Node:
         self.draining = False
         """It has said so: it ends what it has begun and takes nothing new."""
         self.report: NodeReport | None = None
+        self.instruments: Instruments | None = None
+        """What it measures of itself, for people; of native nodes, while they answer."""
         self.context: int | None = None
         """Most tokens of one request on a foreign node; 0 where it does not say, None before it was asked."""
         self.ready = False

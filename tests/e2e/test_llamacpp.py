@@ -82,7 +82,7 @@ async def test_a_real_server_is_probed_asked_timed_and_refuses_in_openai_shape(t
     config = load(file)
     fleet = Fleet.from_config(config, token="t")
     lines = Lines(tmp_path)
-    app, _ = build(config, fleet, Keys(), lines.log, Random(1), 1)
+    app, _, _ = build(config, fleet, Keys(), lines.log, Random(1), 1)
     (node,) = fleet.nodes
     try:
         assert await Prober(fleet, rng=Random(1)).probe(node)

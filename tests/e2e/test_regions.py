@@ -74,7 +74,7 @@ def test_a_loaded_near_region_loses_to_an_idle_far_one_while_the_load_lasts(depl
         found = decision(deployment, answer.headers["x-request-id"])["reason"]
         return answer.headers["x-edge-region"] == region and found in reasons
 
-    threads = [threading.Thread(target=load) for _ in range(6)]
+    threads = [threading.Thread(target=load) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:

@@ -233,7 +233,7 @@ async def edge(
         for node in fleet.nodes:
             node.up(0.0)
         lines = Lines(folder)
-        app, admin = build(settings, fleet, keys or Keys(), lines.log, Random(1), started=1_760_000_000)
+        app, admin, _ = build(settings, fleet, keys or Keys(), lines.log, Random(1), started=1_760_000_000)
         try:
             yield Edge(app, admin, fleet, near, far, lines)
         finally:

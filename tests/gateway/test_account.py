@@ -31,7 +31,7 @@ async def test_local_client_sees_the_budget(tmp_path: Path) -> None:
         e.fleet.nodes[0].rtt.probe(0.040, 1.0)
         reply = await ask(e.app, chat("ok", stream=True))
         terms = dict(term.split(";dur=") for term in (reply.header(b"server-timing") or b"").decode().split(", "))
-        assert list(terms) == ["rtt", "edge", "queue", "prefill", "first", "total"]
+        assert list(terms) == ["rtt", "edge", "queue", "prefill", "first", "unexplained", "total"]
         assert {name: terms[name] for name in ("rtt", "queue", "prefill", "first")} == {
             "rtt": "40.00",
             "queue": "1.50",

@@ -68,7 +68,7 @@ async def through(pieces: Iterable[bytes | None]) -> Exchange:
     node.up(0.0)
     sink = os.open(os.devnull, os.O_WRONLY)
     try:
-        app, _ = build(settings, Fleet([node]), Keys(), Log(sink), Random(1), started=1)
+        app, *_ = build(settings, Fleet([node]), Keys(), Log(sink), Random(1), started=1)
         reply = await ask(app, chat("ok", stream=True))
     finally:
         os.close(sink)

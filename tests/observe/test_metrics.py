@@ -7,8 +7,11 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from edgeproxy.observe.metrics import BUDGET_S, FIRST_TOKEN_EDGES, Metrics, NodeView
+from edgeproxy.observe.fleet import NodeView
+from edgeproxy.observe.metrics import Metrics
 from edgeproxy.observe.reloads import ReloadStatus
+from edgeproxy.observe.requests import FIRST_TOKEN_EDGES
+from edgeproxy.routing.budget import BUDGET_S
 
 
 def node(name: str, region: str, rtt_s: float | None, in_flight: int = 0) -> NodeView:
@@ -16,7 +19,7 @@ def node(name: str, region: str, rtt_s: float | None, in_flight: int = 0) -> Nod
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    text = metrics.exposition().decode()
+    text = metrics.exposition()[0].decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -43,9 +46,9 @@ def test_counts_are_scraped() -> None:
 
 def test_every_name_stands_in_the_table_and_no_other_does() -> None:
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    documented = re.findall(r"^\| `(edgeproxy_\w+)` \| (\w+) \|", text, re.MULTILINE)
+    documented = re.findall(r"^\| `((?:edgeproxy|gen_ai)_\w+)` \| (\w+) \|", text, re.MULTILINE)
     status = ReloadStatus(0.0, certificate_not_after=1.0)
-    lines = Metrics("1", list, status).exposition().decode().splitlines()
+    lines = Metrics("1", list, status).exposition()[0].decode().splitlines()
     assert sorted(documented) == sorted(tuple(line.split()[2:4]) for line in lines if line.startswith("# TYPE"))
 
 

@@ -60,7 +60,7 @@ async def wan(folder: Path, delays_ms: tuple[float, float], limits: GatewayLimit
         settings = config(urls[0], urls[1], limits)
         fleet = Fleet.from_config(settings, token="t")
         lines, changed = Lines(folder), asyncio.Event()
-        app, _ = build(settings, fleet, Keys(), lines.log, Random(1), 1)
+        app, *_ = build(settings, fleet, Keys(), lines.log, Random(1), 1)
         prober = Prober(fleet, rng=Random(1), changed=lambda node: changed.set(), limits=PROBES)
         probes = asyncio.create_task(prober.run())
         first, second = fleet.nodes

@@ -1,0 +1,168 @@
+"""The operator's application: metrics, decisions, the dashboard, and a chat to try the fleet with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from edgeproxy.access.keys import Keys
+from edgeproxy.access.origin import HostCheck, is_loopback
+from edgeproxy.config import Config
+from edgeproxy.gateway.account import Account
+from edgeproxy.gateway.app import CHAT_PATH, AsgiApp, Scope
+from edgeproxy.gateway.watch import Receive, Send
+from edgeproxy.observe.dashboard import CONTENT_SECURITY_POLICY, IMMUTABLE, PAGE, asset
+from edgeproxy.observe.fleet import NodeView
+from edgeproxy.observe.live import MAX_CLIENTS, Live
+from edgeproxy.observe.outcomes import SHOWN
+from edgeproxy.observe.reloads import ReloadStatus
+from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.upstream.node import Fleet
+from edgeproxy.web import error_response, json, starlette
+
+ADMIN_CHAT = "/admin/chat"
+_PAGE_HEADERS = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What there is to show, and whom to ask for it."""
+
+    version: str
+    config: Config
+    fleet: Fleet
+    nodes: Callable[[], list[NodeView]]
+    account: Account
+    reloads: ReloadStatus
+    started: float
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "budget_ms": self.config.budget_ms,
+            "configuration": asdict(self.reloads),
+            "home": self.fleet.home.region,
+            "nodes": [_node(node) for node in self.nodes()],
+        }
+
+    def view(self, since: float, now: float) -> dict[str, Any]:
+        """For the dashboard; times are Unix seconds, `since` the start of the history wanted."""
+        requests = self.account.metrics.requests
+        return {
+            **self.status(),
+            **self.account.outcomes.view(since, now),
+            "now": now,
+            "started": self.started,
+            "locations": self.locations,
+            "protocols": requests.protocols,
+            "codes": requests.codes,
+        }
+
+    @property
+    def locations(self) -> dict[str, tuple[float, float]]:
+        """Of the regions that have one: degrees north and east."""
+        return {region.name: region.location for region in self.config.regions if region.location is not None}
+
+    def requests(self, found: dict[str, Any]) -> dict[str, Any]:
+        """`found`: as Outcomes tells them; with the node that each did not go to."""
+        decisions = self.account.decisions.latest(2 * SHOWN)
+        others = {decision["request_id"]: decision["runner_up"] for decision in decisions}
+        return {**found, "recent": [{**one, "runner_up": others.get(one["request_id"])} for one in found["recent"]]}
+
+
+def _node(node: NodeView) -> dict[str, Any]:
+    return {**asdict(node), "queue_s": node.queue_s, "kv_used": node.kv_used}
+
+
+class Admin:
+    """ASGI. Before the operator's pages stand the Host check, and a key with `admin: true` unless from loopback."""
+
+    def __init__(self, known: Known, live: Live, gateway: AsgiApp, keys: Keys, hosts: HostCheck) -> None:
+        self._app = starlette(_routes(known, live))
+        self._gateway = gateway
+        self._keys = keys
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._admit(scope)
+            except ApiError as error:
+                await error_response(error)(scope, receive, send)
+                return
+            if scope["path"] == ADMIN_CHAT:  # the gateway asks for a tenant's key, where any are needed
+                path = CHAT_PATH
+                await self._gateway({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> None:
+        fields: Mapping[bytes, bytes] = dict(scope["headers"])
+        self._hosts.check(fields.get(b"host"))
+        client = scope.get("client")
+        if client is not None and is_loopback(client[0]):
+            return
+        if not self._keys.required or not self._keys.tenant(fields.get(b"authorization")).admin:
+            raise ApiError(
+                403, "this listener needs a key with `admin: true` from elsewhere than loopback", "forbidden"
+            )
+
+
+def _routes(known: Known, live: Live) -> list[Route]:
+    account = known.account
+
+    async def metrics(request: Request) -> Response:
+        content, kind = account.metrics.exposition(request.headers.get("accept", ""))
+        return Response(content, media_type=kind)
+
+    async def status(request: Request) -> Response:
+        return json({**known.status(), **known.requests(account.outcomes.newest())})
+
+    async def events(request: Request) -> Response:
+        if live.clients >= MAX_CLIENTS:
+            raise ApiError(503, f"{MAX_CLIENTS} dashboards are open; close one", "too_many_dashboards")
+        found: AsyncIterator[bytes] = live.events(request.headers.get("last-event-id"))
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(found, media_type="text/event-stream", headers=headers)
+
+    async def decisions(request: Request) -> Response:
+        """The newest first; `?limit=` says how many."""
+        limit = request.query_params.get("limit", "100")
+        if not limit.isdigit() or len(limit) > 6:
+            raise ApiError(400, "`limit` must be a whole number", "invalid_value", "limit")
+        return json({"decisions": account.decisions.latest(int(limit))})
+
+    async def decision(request: Request) -> Response:
+        found = account.decisions.of(request.path_params["request_id"])
+        if found is None:
+            raise ApiError(404, "no decision is kept for this request id; only the last ones are", "not_found")
+        return json(found)
+
+    async def page(request: Request) -> Response:
+        found = asset(request.path_params.get("name", PAGE))
+        if found is None:
+            raise HTTPException(404)
+        caching = "public, max-age=31536000, immutable" if found.name in IMMUTABLE else "no-cache"
+        return Response(found.content, media_type=found.kind, headers={**_PAGE_HEADERS, "cache-control": caching})
+
+    return [
+        Route("/metrics", metrics),
+        Route("/admin/status", status),
+        Route("/admin/events", events),
+        Route("/admin/decisions", decisions),
+        Route("/admin/decisions/{request_id}", decision),
+        Route("/dashboard", page),
+        Route("/dashboard/{name}", page),
+        Route("/assets/{name}", page),
+        Route("/", page),
+    ]

@@ -1,0 +1,94 @@
+// In ten seconds: do users wait, where do the milliseconds go, and what do the slow ones have in common?
+
+import { byId, clock, element, milliseconds, number, percent, plain, row, say } from "./dom.js";
+import { bar } from "./terms.js";
+
+const WINDOW_S = 300;
+
+function lately(state) {
+  const since = state.now - WINDOW_S;
+  const found = { count: 0, within: 0, failed: 0 };
+  for (const slice of state.slices.values()) {
+    if (slice.start < since) continue;
+    found.count += slice.count;
+    found.within += slice.within;
+    found.failed += slice.failed;
+  }
+  return found;
+}
+
+function verdict(state) {
+  const down = state.nodes.filter((node) => !node.ready);
+  const nodes = down.length ? `${down.length} of ${state.nodes.length} nodes down` : `all ${state.nodes.length} nodes ready`;
+  const burning = state.burn.filter((pair) => pair.burning);
+  const recent = lately(state);
+  const total = recent.count + recent.failed;
+  if (down.length === state.nodes.length) return ["bad", "Nobody is served: every node is down"];
+  if (burning.some((pair) => pair.severity === "page")) return ["bad", `Users wait: the budget burns too fast; ${nodes}`];
+  if (!total) return [down.length ? "warn" : "good", `No requests in five minutes; ${nodes}`];
+  const share = recent.within / total;
+  if (share < state.objective) return ["warn", `Some users wait: ${percent(share)} of first tokens in time; ${nodes}`];
+  if (down.length || burning.length) return ["warn", `Users do not wait; ${nodes}`];
+  return ["good", `Users do not wait; ${nodes}`];
+}
+
+function tile(label, value, detail, className = "") {
+  return element("div", `tile ${className}`, element("dt", "", label), element("dd", "", value), element("small", "", detail));
+}
+
+const hours = (minutes) => (minutes < 60 ? `${minutes} min` : minutes < 1440 ? `${minutes / 60} h` : `${minutes / 1440} d`);
+
+function burn(pair) {
+  const name = `burn ${hours(pair.long_minutes)} / ${hours(pair.short_minutes)}`;
+  const value = `${plain(pair.long, 1)} / ${plain(pair.short, 1)}`;
+  return tile(name, value, `${pair.severity} above ${pair.limit}`, pair.burning ? "bad" : "");
+}
+
+function example(label, share, request) {
+  const made = element("div", "example");
+  if (!request) {
+    made.append(element("p", "quiet", `${label}: no request yet`));
+    return made;
+  }
+  const where = [request.region, request.node].filter(Boolean).join(" / ");
+  made.append(
+    element("p", "", element("strong", "", label), ` ${milliseconds(share)}: request of ${clock(request.time)}, ${where}, ${milliseconds(request.first_token_s)}`),
+    bar(request, true),
+  );
+  return made;
+}
+
+function counted(counts) {
+  const total = Object.values(counts).reduce((sum, count) => sum + count, 0);
+  return Object.entries(counts)
+    .sort((one, other) => other[1] - one[1])
+    .map(([name, count]) => row(name, number(String(count)), number(percent(count / total))));
+}
+
+function differences(found) {
+  if (!found.length) return [row(element("td", "quiet", "Nothing: no more than a few were over their budget, or all alike"))];
+  return found.map((one) => row(`${one.attribute}: ${one.value}`, number(`${one.lift.toFixed(1)} ×`), number(`${one.slow} of ${one.all}`)));
+}
+
+export function drawSummary(state) {
+  const [mood, text] = verdict(state);
+  byId("verdict").className = mood;
+  say(byId("verdict"), text);
+  const recent = lately(state);
+  const total = recent.count + recent.failed;
+  const passed = Math.min(WINDOW_S, Math.max(1, state.now - state.started));
+  byId("tiles").replaceChildren(
+    tile("first token p50", milliseconds(state.first_token.p50), "last 5 min"),
+    tile("first token p95", milliseconds(state.first_token.p95), "last 5 min"),
+    tile("within budget", total ? percent(recent.within / total, 1) : "–", `objective ${percent(state.objective)}`),
+    tile("requests", total ? `${(total / passed).toFixed(total / passed < 10 ? 2 : 0)} /s` : "0 /s", "last 5 min"),
+    ...state.burn.map(burn),
+  );
+  byId("examples").replaceChildren(
+    example("nearest p50", state.first_token.p50, state.examples.p50),
+    example("nearest p95", state.first_token.p95, state.examples.p95),
+  );
+  byId("contrast").replaceChildren(...differences(state.contrast));
+  byId("protocols").replaceChildren(...counted(state.protocols));
+  byId("codes").replaceChildren(...counted(state.codes));
+}

@@ -1,0 +1,89 @@
+"""Nodes as scrapes and the dashboard see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from edgeproxy.protocol.node.instruments import Instruments
+from edgeproxy.protocol.node.report import NodeReport
+
+_INSTRUMENTS = (
+    ("edgeproxy_node_susi_ratio", "susi", "SUSI: how evenly a node's compute threads are used"),
+    ("edgeproxy_node_worker_busy_ratio", "worker_busy", "Of a node's busy time, what its compute threads ran"),
+    ("edgeproxy_node_kv_reuse_ratio", "kvr", "KVR: share of a node's KV blocks that were found computed"),
+    ("edgeproxy_node_page_faults_per_token", "mpfr", "MPFR: a node's page faults per token"),
+    ("edgeproxy_node_step_gap_seconds", "gap_p50_s", "ILD-gap, the median"),
+    ("edgeproxy_node_wake_seconds", "wake_p50_s", "ILD-wake, the median"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """Seconds throughout. What a node does not say is None."""
+
+    name: str
+    region: str
+    ready: bool
+    trouble: str
+    """Why it is not ready; empty while it is."""
+    breaker: str
+    in_flight: int
+    rtt_s: float | None
+    models: tuple[str, ...]
+    kind: str = "native"
+    standby: bool = False
+    rtt_min_s: float | None = None
+    """The smallest of five minutes: its distance."""
+    report: NodeReport | None = None
+    instruments: Instruments | None = None
+
+    @property
+    def queue_s(self) -> float | None:
+        """Seconds of prefill that wait: what to scale by."""
+        report = self.report
+        if report is None or report.prefill_tokens_per_s <= 0:
+            return None
+        return report.waiting_prefill_tokens / report.prefill_tokens_per_s
+
+    @property
+    def kv_used(self) -> float | None:
+        """Share of the KV blocks that no other request could have."""
+        report = self.report
+        if report is None or not report.kv_blocks_total:
+            return None
+        return 1 - (report.kv_blocks_free + report.kv_blocks_evictable) / report.kv_blocks_total
+
+
+def fleet_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
+    labels = ["node", "region"]
+    in_flight = GaugeMetricFamily("edgeproxy_in_flight", "Requests under way at a node", labels=labels)
+    ready = GaugeMetricFamily("edgeproxy_node_ready", "1 while a node is ready", labels=labels)
+    queue = GaugeMetricFamily("edgeproxy_node_queue_seconds", "Prefill that waits at a node", labels=labels)
+    kv_used = GaugeMetricFamily("edgeproxy_node_kv_used_ratio", "Share of a node's KV blocks in use", labels=labels)
+    rtt = GaugeMetricFamily("edgeproxy_region_rtt_seconds", "Round trip to a region's nearest node", labels=["region"])
+    nearest: dict[str, float] = {}
+    for node in nodes:
+        place = [node.name, node.region]
+        in_flight.add_metric(place, node.in_flight)
+        ready.add_metric(place, float(node.ready))
+        _add(queue, place, node.queue_s)
+        _add(kv_used, place, node.kv_used)
+        if node.rtt_s is not None:
+            nearest[node.region] = min(node.rtt_s, nearest.get(node.region, node.rtt_s))
+    for region, seconds in nearest.items():
+        rtt.add_metric([region], seconds)
+    yield from (in_flight, ready, queue, kv_used, rtt)
+    for name, field, text in _INSTRUMENTS:
+        family = GaugeMetricFamily(name, text, labels=labels)
+        for node in nodes:
+            if node.instruments is not None:
+                _add(family, [node.name, node.region], getattr(node.instruments, field))
+        yield family
+
+
+def _add(family: GaugeMetricFamily, labels: list[str], value: float | None) -> None:
+    if value is not None:
+        family.add_metric(labels, value)

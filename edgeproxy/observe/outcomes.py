@@ -1,0 +1,72 @@
+"""What became of requests, kept for people who look: the last ones, the hour by slices, how fast the budget burns."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from edgeproxy.observe.burn import Burn
+from edgeproxy.observe.contrast import contrast, nearest
+from edgeproxy.observe.history import History, quantile
+
+RECENT = 1000
+SHOWN = 100
+FRESH = 50
+"""Of a busy second only so many requests are shown one by one; the histograms have them all."""
+_REFUSED = 429
+_FAILED = 500
+
+
+class Outcomes:
+    """`add` one record a request, as it is logged."""
+
+    def __init__(self, burn: Burn) -> None:
+        self.history = History()
+        self.burn = burn
+        self.recent: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
+        self._count = 0
+        self._told = 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.recent.append(record)
+        self._count += 1
+        first, now = record["first_token_s"], record["time"]
+        if first is not None:
+            within = first <= record["budget_s"]
+            self.history.answered(first, within, now)
+            self.burn.count(within, now)
+        elif not record["client_gone"] and (record["status"] == _REFUSED or record["status"] >= _FAILED):
+            self.history.failed(now)
+            self.burn.count(False, now)
+
+    def latest(self, count: int) -> list[Mapping[str, Any]]:
+        """The oldest of them first."""
+        return list(islice(self.recent, max(len(self.recent) - count, 0), None))
+
+    def newest(self) -> dict[str, Any]:
+        return {"recent": self.latest(SHOWN), "omitted": max(self._count - SHOWN, 0)}
+
+    def changes(self) -> dict[str, Any]:
+        """Requests that ended since this was last asked, the newest of them."""
+        new, self._told = self._count - self._told, self._count
+        shown = min(new, FRESH)
+        return {"recent": self.latest(shown), "omitted": new - shown}
+
+    def view(self, since: float, now: float) -> dict[str, Any]:
+        """`since`: Unix seconds, the start of the history wanted."""
+        bins: Counter[int] = Counter()
+        for found in self.history.since(now - 300):
+            bins.update(found.bins)
+        halves = {name: quantile(bins, share) for name, share in (("p50", 0.5), ("p95", 0.95))}
+        records = self.latest(RECENT)
+        return {
+            "count": self._count,
+            "slices": [found.view() for found in self.history.since(since)],
+            "burn": self.burn.view(now),
+            "objective": self.burn.objective,
+            "first_token": halves,
+            "examples": {name: nearest(records, seconds) for name, seconds in halves.items()},
+            "contrast": [difference._asdict() for difference in contrast(records)],
+        }

@@ -1,0 +1,105 @@
+"""What requests cost, as histograms and counters: by the conventions of OpenTelemetry for generative AI where there are
+any (gen_ai.server.*), by the budget's terms where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+
+from edgeproxy.observe.histogram import Histogram
+from edgeproxy.routing.budget import BUDGET_S, Ledger
+
+FIRST_TOKEN_EDGES = (
+    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, BUDGET_S, 0.2, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+"""OpenTelemetry's have none at the budget, so that the share within it could not be computed."""
+TERM_EDGES = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, BUDGET_S, 0.25, 0.5, 1.0, 2.5, 10.0)
+PER_TOKEN_EDGES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+DURATION_EDGES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+TERMS = tuple(name for name in Ledger._fields if name != "total")
+
+
+class Requests:
+    """`add` one record a request, as it is logged. Labels: what the configuration names, or short lists."""
+
+    def __init__(self) -> None:
+        self._terms = {name: Histogram(TERM_EDGES) for name in TERMS}
+        self._fields = tuple((f"{name}_s", histogram) for name, histogram in self._terms.items())
+        self._first: dict[str, Histogram] = {}
+        self._per_token: dict[str, Histogram] = {}
+        self._duration: dict[str, Histogram] = {}
+        self._tokens: dict[tuple[str, str], int] = {}
+        self._budget = {"within": 0, "over": 0}
+        self.protocols: dict[str, int] = {}
+        self.codes: dict[str, int] = {}
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        protocol, code = record["protocol"], record["code"]
+        self.protocols[protocol] = self.protocols.get(protocol, 0) + 1
+        if code is not None:
+            self.codes[code] = self.codes.get(code, 0) + 1
+        first = record["first_token_s"]
+        if first is None:
+            return
+        model, total = record["model"], record["total_s"]
+        self._budget["within" if first <= record["budget_s"] else "over"] += 1
+        _of(self._first, model, FIRST_TOKEN_EDGES).observe_as(first, record["request_id"], record["time"])
+        _of(self._duration, model, DURATION_EDGES).observe(total)
+        for field, histogram in self._fields:
+            value = record[field]
+            if value is not None:
+                histogram.observe(value)
+        written = record["completion_tokens"]
+        if written:
+            self._count(model, "output", written)
+            if written > 1:
+                _of(self._per_token, model, PER_TOKEN_EDGES).observe((total - first) / (written - 1))
+        self._count(model, "input", record["prompt_tokens"])
+        self._count(model, "cached", record["cached_tokens"])
+
+    def families(self) -> Iterator[Metric]:
+        yield _histograms("edgeproxy_term_seconds", "The terms of first tokens' latency budgets", "term", self._terms)
+        model = "gen_ai_request_model"
+        yield _histograms(
+            "gen_ai_server_time_to_first_token_seconds", "To the first content at the proxy", model, self._first
+        )
+        yield _histograms(
+            "gen_ai_server_time_per_output_token_seconds", "Of tokens after the first", model, self._per_token
+        )
+        yield _histograms("gen_ai_server_request_duration_seconds", "To the end of the answer", model, self._duration)
+        tokens = CounterMetricFamily("edgeproxy_tokens", "Tokens, as nodes count them", labels=["model", "kind"])
+        for labels, count in self._tokens.items():
+            tokens.add_metric(labels, count)
+        yield tokens
+        yield _counts(
+            "edgeproxy_budget", "First tokens by whether they came within their budget", "outcome", self._budget
+        )
+        yield _counts("edgeproxy_requests_by_protocol", "Chat requests by their protocol", "protocol", self.protocols)
+        yield _counts("edgeproxy_errors", "Chat requests refused or failed, by the error's code", "code", self.codes)
+
+    def _count(self, model: str, kind: str, tokens: int | None) -> None:
+        if tokens:
+            self._tokens[model, kind] = self._tokens.get((model, kind), 0) + tokens
+
+
+def _of(found: dict[str, Histogram], label: str, edges: tuple[float, ...]) -> Histogram:
+    histogram = found.get(label)
+    if histogram is None:
+        histogram = found[label] = Histogram(edges)
+    return histogram
+
+
+def _histograms(name: str, text: str, label: str, found: Mapping[str, Histogram]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=[label])
+    for value, histogram in found.items():
+        family.add_metric([value], histogram.buckets(), histogram.sum)
+    return family
+
+
+def _counts(name: str, text: str, label: str, found: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in found.items():
+        family.add_metric([value], count)
+    return family

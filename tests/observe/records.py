@@ -1,0 +1,30 @@
+"""A request's record, as the gateway logs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "time": 1_760_000_000.0,
+        "request_id": "req_1",
+        "protocol": "h2",
+        "region": "near",
+        "node": "near-1",
+        "model": "m",
+        "reason": "home",
+        "stream": True,
+        "status": 200,
+        "code": None,
+        "client_gone": False,
+        "failures": (),
+        "prompt_tokens": 50,
+        "cached_tokens": 0,
+        "completion_tokens": 11,
+        "first_token_s": 0.1,
+        "total_s": 0.6,
+        "budget_s": 0.15,
+    }
+    terms = ("rtt", "edge", "hold", "failover", "parse", "queue", "prefill", "first", "unexplained")
+    return {**found, **{f"{name}_s": None for name in terms}, **changes}

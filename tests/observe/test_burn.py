@@ -1,0 +1,61 @@
+"""The budget burns as fast as requests miss it, and nobody is called for one slow request or for what is over."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeproxy.observe.burn import KEPT, LEAST_EVENTS, Burn
+
+MINUTE = 60.0
+
+
+def test_a_rate_of_one_spends_the_budget_exactly() -> None:
+    burn = Burn(0.95)
+    for number in range(100):
+        burn.count(number >= 5, 1000.0)
+    assert burn.rate(60, 1000.0) == pytest.approx(1.0)
+    assert burn.rates(1000.0) == pytest.approx({"5m": 1.0, "30m": 1.0, "1h": 1.0, "6h": 1.0, "3d": 1.0})
+
+
+def test_no_requests_have_no_rate() -> None:
+    assert Burn(0.95).rate(60, 0.0) is None
+    assert Burn(0.95).rates(0.0) == {}
+
+
+def fill(burn: Burn, good: bool, minutes: range, per_minute: int) -> None:
+    for minute in minutes:
+        for _ in range(per_minute):
+            burn.count(good, minute * MINUTE)
+
+
+def test_both_windows_must_burn() -> None:
+    burn = Burn(0.99)
+    fill(burn, False, range(60), 10)
+    assert burn.view(59 * MINUTE)[0]["burning"]
+    fill(burn, True, range(60, 66), 10)
+    page = burn.view(65 * MINUTE)[0]
+    assert page["long"] > page["limit"]
+    assert page["short"] == 0
+    assert not page["burning"], "it is over"
+
+
+def test_a_few_slow_requests_are_no_fire() -> None:
+    burn = Burn(0.99)
+    for _ in range(LEAST_EVENTS - 1):
+        burn.count(False, 0.0)
+    assert not any(pair["burning"] for pair in burn.view(0.0))
+    burn.count(False, 0.0)
+    assert all(pair["burning"] for pair in burn.view(0.0))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3 * KEPT), st.booleans()), max_size=300), st.integers(1, KEPT))
+def test_a_window_holds_what_came_within_it(events: list[tuple[int, bool]], minutes: int) -> None:
+    burn = Burn(0.9)
+    events.sort(key=lambda event: event[0])
+    for minute, good in events:
+        burn.count(good, minute * MINUTE)
+    now = events[-1][0] if events else 0
+    inside = [good for minute, good in events if now - minute < minutes]
+    assert burn.within(minutes, now * MINUTE) == (len(inside), inside.count(False))

@@ -1,0 +1,60 @@
+"""What became of requests: who counts against the objective, and what a page is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeproxy.observe.burn import Burn
+from edgeproxy.observe.outcomes import FRESH, RECENT, Outcomes
+from tests.observe.records import record
+
+NOW = 1_760_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "counted"),
+    [
+        ({}, (1, 0)),
+        ({"first_token_s": 0.151}, (1, 1)),
+        ({"first_token_s": 0.151, "budget_s": 1.0}, (1, 0)),
+        ({"first_token_s": None, "status": 502}, (1, 1)),
+        ({"first_token_s": None, "status": 429}, (1, 1)),
+        ({"first_token_s": None, "status": 400}, (0, 0)),
+        ({"first_token_s": None, "status": 404}, (0, 0)),
+        ({"first_token_s": None, "status": 502, "client_gone": True}, (0, 0)),
+    ],
+)
+def test_the_objective_counts_what_is_ours_to_answer(changes: dict[str, object], counted: tuple[int, int]) -> None:
+    outcomes = Outcomes(Burn(0.95))
+    outcomes.add(record(**changes))
+    assert outcomes.burn.within(5, NOW) == counted
+
+
+def test_changes_are_told_once_and_a_busy_second_is_cut() -> None:
+    outcomes = Outcomes(Burn(0.95))
+    for number in range(FRESH + 7):
+        outcomes.add(record(request_id=str(number)))
+    found = outcomes.changes()
+    assert [one["request_id"] for one in found["recent"]] == [str(number) for number in range(7, FRESH + 7)]
+    assert found["omitted"] == 7
+    assert outcomes.changes() == {"recent": [], "omitted": 0}
+
+
+def test_memory_is_bounded() -> None:
+    outcomes = Outcomes(Burn(0.95))
+    for number in range(3 * RECENT):
+        outcomes.add(record(request_id=str(number)))
+    assert len(outcomes.recent) == RECENT
+    assert outcomes.latest(2)[-1]["request_id"] == str(3 * RECENT - 1)
+
+
+def test_the_view_has_percentiles_of_five_minutes_and_their_examples() -> None:
+    outcomes = Outcomes(Burn(0.95))
+    outcomes.add(record(request_id="old", first_token_s=9.0, time=NOW - 1000))
+    for number in range(100):
+        outcomes.add(record(request_id=str(number), first_token_s=0.05))
+    view = outcomes.view(0.0, NOW)
+    assert view["first_token"]["p95"] == pytest.approx(0.05, rel=0.05)
+    assert view["examples"]["p50"]["first_token_s"] == 0.05
+    assert [one["count"] for one in view["slices"]] == [1, 100]
+    assert view["count"] == 101
