@@ -1,0 +1,93 @@
+"""The dashboard in a real browser, over real traffic: what it shows is what the metrics say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.browser import PROGRAM, Browser, browser
+from tests.e2e.deployment import MODEL, Deployment, wait_until
+
+pytestmark = [
+    pytest.mark.xdist_group("e2e"),
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium here (Debian: apt-get install chromium)"),
+]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Browser]:
+    with browser(tmp_path) as found:
+        yield found
+
+
+def ask(deployment: Deployment) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4, "stream": True}
+    assert httpx.post(f"{deployment.base_url}/chat/completions", json=body, timeout=60).status_code == 200
+
+
+def metric(deployment: Deployment, name: str, **labels: str) -> float:
+    text = httpx.get(f"http://127.0.0.1:{deployment.admin}/metrics").text
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def text(page: Browser, selector: str) -> str:
+    return str(page.ask(f"document.querySelector({selector!r})?.textContent ?? ''"))
+
+
+def test_what_is_shown_is_what_the_metrics_say(deployment: Deployment, page: Browser) -> None:
+    ask(deployment)
+    page.open(f"http://127.0.0.1:{deployment.admin}/dashboard")
+    wait_until(lambda: text(page, "#live") == "live", 30, deployment)
+    ask(deployment)
+    total = int(metric(deployment, "edgeproxy_requests_by_protocol_total", protocol="h1"))
+    shown = "[...document.querySelectorAll('#protocols tr')].find((row) => row.cells[0].textContent === 'h1')"
+    wait_until(lambda: page.ask(f"{shown}?.cells[1].textContent") == str(total), 30, deployment)
+    rows = page.ask(
+        "[...document.querySelectorAll('#nodes tr')].map((row) => [...row.cells].map((one) => one.textContent))"
+    )
+    assert [row[1] for row in rows] == ["near-1", "far-1"]
+    assert all(metric(deployment, "edgeproxy_node_ready", node=row[1]) == (row[2] == "ready") for row in rows)
+    assert page.ask("document.querySelectorAll('#tiles .tile').length") == 7
+    assert page.ask("document.querySelector('#chart canvas').width") > 0
+    assert page.errors == []
+
+
+def test_a_request_opens_with_its_terms_and_what_the_choice_knew(deployment: Deployment, page: Browser) -> None:
+    ask(deployment)
+    page.open(f"http://127.0.0.1:{deployment.admin}/dashboard")
+    wait_until(lambda: bool(page.ask("document.querySelector('#recent button') !== null")), 30, deployment)
+    page.ask("document.querySelector('#recent button').click()")
+    wait_until(lambda: "runner-up" in text(page, "#details-body"), 30, deployment)
+    terms = page.ask("[...document.querySelectorAll('.waterfall th')].map((one) => one.textContent)")
+    assert {"edge", "prefill", "first decode"} <= set(terms)
+    assert page.errors == []
+
+
+def test_the_chat_answers_and_says_where_the_time_went(deployment: Deployment, page: Browser) -> None:
+    page.open(f"http://127.0.0.1:{deployment.admin}/dashboard/chat")
+    wait_until(lambda: bool(page.ask("document.querySelector('#model')?.value")), 30, deployment)
+    page.ask("document.getElementById('region').value = 'far'")
+    page.ask("document.getElementById('text').value = 'What is the capital of France?'")
+    page.ask("document.getElementById('ask').requestSubmit()")
+    wait_until(lambda: "runner-up" in text(page, "#where"), 60, deployment)
+    assert "Paris" in text(page, ".turn.assistant .words")
+    assert "region far" in text(page, "#timing")
+    assert page.errors == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_is_wider_than_a_phone(deployment: Deployment, page: Browser, dark: bool) -> None:
+    for path in ("/dashboard", "/dashboard/chat"):
+        page.open(f"http://127.0.0.1:{deployment.admin}{path}", dark=dark, width=390, height=800)
+        wait_until(lambda: page.ask("document.readyState") == "complete", 30, deployment)
+        assert page.ask("document.documentElement.scrollWidth") <= 390
+    assert page.errors == []
