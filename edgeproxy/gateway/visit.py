@@ -98,7 +98,7 @@ class Visit:
         self.node = node
         self.at = now
         tokens = plan.wanted.to_compute(slot)
-        self.expected = outlook.cost(now, tokens)
+        self.expected = outlook.expect(now, tokens)
         self.sent = outlook.sent(now, tokens)
         if plan.prompt.names:
             plan.known.fleet.prefixes.sent(slot, plan.prompt.names)

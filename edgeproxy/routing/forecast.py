@@ -5,10 +5,12 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
+from edgeproxy.routing.gain import Gain
 from edgeproxy.routing.lateness import Lateness
 from edgeproxy.routing.load import FRESH_S, HOT_QUEUE_S, UNREPORTED_PUSHES, Load, Occupancy, Sent
 from edgeproxy.routing.pace import CHUNK_TOKENS, Pace
 from edgeproxy.routing.rtt import RttEstimator
+from edgeproxy.routing.typical import Typical
 
 UNMEASURED_S = 1.0
 """Taken for the network of a node that nobody has measured: after all that were, in the operator's order."""
@@ -17,10 +19,8 @@ DOUBT_SHARE = 0.20
 """The larger of both is what a hot node pays: it wins only where it is clearly better all the same."""
 STARVED_S = 30.0
 """Without an answer for so long, six probes of a near node, what was learnt of a node's pace begins to fade."""
-_GAIN_DECAY = 0.95
-_GAIN_PRIOR = 0.020**2
-"""The queue's forecast is taken as it is until queues of together 20 ms have been compared with it."""
-_MAX_GAIN = 4.0
+_MAX_WAITED = 4.0
+_MAX_SHARED = 2.0
 
 
 class Forecast(NamedTuple):
@@ -50,7 +50,7 @@ class Timings(NamedTuple):
 class Outlook:
     """One node: how far (`rtt`), how busy (`load`), how fast (`pace`)."""
 
-    __slots__ = ("_gain_xx", "_gain_xy", "_learnt_at", "extra_trips", "lateness", "load", "pace", "queue_gain", "rtt")
+    __slots__ = ("_learnt_at", "extra_trips", "lateness", "load", "pace", "rtt", "shared", "typical", "waited")
 
     def __init__(self, rtt: RttEstimator | None = None, pace: Pace | None = None) -> None:
         self.rtt = rtt or RttEstimator()
@@ -59,9 +59,11 @@ class Outlook:
         self.extra_trips = 0
         """Round trips for handshakes before a request can be sent: 0 while a warm connection waits."""
         self.lateness = Lateness()
-        self.queue_gain = 1.0
-        """Real queue by expected queue: a scheduler that takes short prompts first makes it small."""
-        self._gain_xx = self._gain_xy = _GAIN_PRIOR
+        self.typical = Typical()
+        self.waited = Gain(1.0, _MAX_WAITED)
+        """Real queue by the prompts ahead: a scheduler that takes short prompts first makes it small..."""
+        self.shared = Gain(0.0, _MAX_SHARED)
+        """...and has prompts share the steps: what a prompt took longer, by the smaller of itself and those ahead."""
         self._learnt_at = -inf
 
     def cost(self, now: float, tokens: float, *, doubted: bool = False) -> float:
@@ -71,14 +73,15 @@ class Outlook:
         """
         load, pace, running = self.load, self.pace, self.load.running
         network, reported_at = self.rtt.network, load.reported_at
-        spent = (UNMEASURED_S if network is None else network) + pace.decode + pace.per_token * tokens
+        work = pace.decode + pace.per_token * tokens
+        if running:
+            work += pace.per_row * running * (1.0 + tokens / CHUNK_TOKENS)
+        spent = work + (UNMEASURED_S if network is None else network)
         if self.extra_trips and network is not None:
             spent += self.extra_trips * (self.rtt.srtt or 0.0)
-        if running:
-            spent += pace.per_row * running * (1.0 + tokens / CHUNK_TOKENS)
         queue, room = load.free_at - now, load.room_at - now
         if queue > 0.0:
-            spent += queue * self.queue_gain
+            spent += queue * self.waited.value + (queue if queue < work else work) * self.shared.value
         if room > 0.0:
             spent += room
         if reported_at is not None:
@@ -91,11 +94,16 @@ class Outlook:
             spent += max(DOUBT_S, DOUBT_SHARE * spent)
         return spent
 
+    def expect(self, now: float, tokens: float) -> float:
+        """When the first token usually comes: what people are told, and what is compared with the fact."""
+        return self.cost(now, tokens) * self.typical.factor(self.load.free_at - now)
+
     def forecast(self, now: float, tokens: float) -> Forecast:
         load, pace, network = self.load, self.pace, self.rtt.network
         far = UNMEASURED_S if network is None else network + self.extra_trips * (self.rtt.srtt or 0.0)
-        queue = load.queue(now) + max(load.free_at - now, 0.0) * (self.queue_gain - 1.0)
-        return Forecast(far, queue, pace.expect(tokens, load.running) - pace.decode, pace.decode)
+        ahead, work = max(load.free_at - now, 0.0), pace.expect(tokens, load.running)
+        queue = load.queue(now) + ahead * (self.waited.value - 1.0)
+        return Forecast(far, queue, work - pace.decode + min(ahead, work) * self.shared.value, pace.decode)
 
     def reported(self, told: Occupancy, now: float, tokens_per_s: float = 0.0) -> None:
         """A report came with an answer or a probe; `tokens_per_s`: the prefill rate that it states, 0 if none."""
@@ -110,15 +118,21 @@ class Outlook:
         return sent
 
     def began(self, sent: Sent, tokens: float, timings: Timings, expected: float) -> None:
-        """The first token is here: what was to be computed in truth, how long it took, and how long was forecast."""
+        """The first token is here: what was to be computed in truth, how long it took, and how long was expected."""
         self.load.began(sent, timings.queue)
         self.lateness.seen(timings.first_token - expected)
+        self.typical.seen(sent.queue, later=timings.first_token > expected)
         queue, work = timings.queue, timings.work
         if queue is not None:
-            self._learn_queue(sent.queue, queue)
+            self.waited.learn(sent.queue, queue)
         if work is None:
             # All is mixed: what is neither the network nor the queue that we expected was work.
-            work = timings.first_token - (self.rtt.srtt or 0.0) - sent.queue * self.queue_gain
+            work = timings.first_token - (self.rtt.srtt or 0.0) - sent.queue * self.waited.value
+        else:
+            alone = self.pace.expect(tokens, sent.running)
+            beside = min(sent.queue, alone)
+            self.shared.learn(beside, work - alone)
+            work -= beside * self.shared.value
         self._learnt_at = sent.at + timings.first_token
         self.pace.observe(tokens, sent.running, max(work, 0.0))
 
@@ -130,11 +144,3 @@ class Outlook:
     def ended(self, sent: Sent, now: float, *, served: bool) -> None:
         """The answer is over. One that failed teaches nothing: a node that fails fast must not look fast."""
         self.load.ended(sent, now, served=served)
-
-    def _learn_queue(self, expected: float, found: float) -> None:
-        """Least squares through the origin, with forgetting."""
-        if expected <= 0.0:
-            return
-        self._gain_xx = self._gain_xx * _GAIN_DECAY + expected * expected
-        self._gain_xy = self._gain_xy * _GAIN_DECAY + expected * found
-        self.queue_gain = min(self._gain_xy / self._gain_xx, _MAX_GAIN)

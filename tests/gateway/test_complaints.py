@@ -8,6 +8,8 @@ Covered elsewhere, by the same properties:
     test_answer.py    llama.cpp#24774: no pings
     test_resume.py    bifrost#5395, litellm#40404: nothing goes on with a stream that has begun
     test_property.py  aisix#177: a break in mid-stream became a 502
+    tests/routing     litellm#40202, #3574, #1393, #873, sglang#14532, #32195, llm-d-router#298, dynamo#1056,
+                      tailscale#8603: which node is chosen
     tests/wan         production-stack#749: one dead backend hangs everything, across a network
 """
 
@@ -225,3 +227,13 @@ async def test_models_of_all_nodes_are_listed_once(tmp_path: Path) -> None:
         names = [model["id"] for model in (await ask(e.app, method="GET", path="/v1/models")).json["data"]]
         assert len(names) == len(set(names))
         assert {"ok", "near-only"} <= set(names)
+
+
+async def test_a_thousand_at_once_are_all_answered_and_the_next_one_too(tmp_path: Path) -> None:
+    """production-stack#448, #706: crashed at a thousand concurrent requests, or silently sent nothing on any more."""
+    async with edge(tmp_path) as e:
+        crowd = [begin(e.app, chat("ok")) for _ in range(1000)]  # none of them runs before all have been begun
+        await asyncio.gather(*(exchange.task for exchange in crowd))
+        assert {exchange.status for exchange in crowd} == {200}
+        assert (await ask(e.app, chat("ok"))).body == ANSWER
+        assert e.in_flight == 0

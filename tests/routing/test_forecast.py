@@ -31,7 +31,7 @@ def test_the_cost_is_the_forecasts_total(
     age: float, tokens: float, running: int, waiting: int, ahead: int, trips: int, gain: float
 ) -> None:
     found = outlook()
-    found.extra_trips, found.queue_gain, found.pace.per_row = trips, gain, 0.002
+    found.extra_trips, found.waited.value, found.shared.value, found.pace.per_row = trips, gain, gain / 2, 0.002
     found.reported(Occupancy(running, waiting, ahead, 100), 100.0)
     forecast = found.forecast(100.0 + age, tokens)
     cost = found.cost(100.0 + age, tokens)
@@ -93,3 +93,36 @@ def test_the_queue_is_learnt_where_a_node_takes_the_shortest_first() -> None:
         found.ended(sent, now + 1, served=True)
     found.reported(Occupancy(1, 0, 500), 2000.0)
     assert found.forecast(2000.0, 20.0).queue == pytest.approx(0.12, rel=0.1)
+
+
+def test_what_prompts_lose_to_each_other_is_learnt_apart_from_the_pace() -> None:
+    """A node that takes turns between prompts starts each at once: nothing is queue, and all of it looks like work."""
+    found, now = outlook(per_token=0.001), 0.0
+    for number in range(300):
+        now += 10.0
+        ahead, tokens = (0, 300, 900)[number % 3], (100, 400)[number % 2]
+        found.reported(Occupancy(1, 0, ahead), now)
+        sent = found.sent(now, float(tokens))
+        alone = 0.010 + 0.001 * tokens
+        work = alone + min(sent.queue, alone)  # a fair share while both run
+        found.began(sent, float(tokens), Timings(0.020 + work, 0.0, work), 0.5)
+        found.ended(sent, now + 5.0, served=True)
+    found.reported(Occupancy(1, 0, 900), now)
+    assert found.shared.value == pytest.approx(1.0, rel=0.15)
+    assert found.waited.value < 0.05
+    assert found.pace.expect(400.0, 0.0) == pytest.approx(0.410, rel=0.1)
+    assert found.cost(now, 100.0) == pytest.approx(0.020 + 0.220, rel=0.15)
+
+
+def test_half_of_the_answers_come_sooner_than_is_told_though_the_mean_is_larger() -> None:
+    found, rng, sooner = outlook(), Random(5), 0
+    for number in range(2000):
+        now = number * 10.0
+        expected = found.expect(now, 100.0)
+        fact = 0.13 + (1.0 if rng.random() < 0.2 else 0.0) + rng.random() * 0.02
+        sooner += number >= 500 and fact < expected
+        sent = found.sent(now, 100.0)
+        found.began(sent, 100.0, Timings(fact, 0.0, fact - 0.020), expected)
+        found.ended(sent, now + 5.0, served=True)
+    assert 0.4 < sooner / 1500 < 0.6
+    assert found.cost(20_000.0, 100.0) > found.expect(20_000.0, 100.0) * 1.1

@@ -66,7 +66,7 @@ class Edgeproxy(Policy):
         super().sent(node, asked, now)
         upstream = self._nodes[node]
         tokens = max(asked.prompt - self._held(asked).get(upstream.slot, 0.0), 1.0)
-        expected = upstream.outlook.cost(now, tokens)
+        expected = upstream.outlook.expect(now, tokens)
         self._under_way[asked.number] = upstream.outlook.sent(now, tokens), expected
         if asked.blocks:
             self._view.sent(upstream.slot, asked.blocks)
