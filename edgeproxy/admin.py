@@ -22,6 +22,7 @@ from edgeproxy.observe.fleet import NodeView
 from edgeproxy.observe.live import MAX_CLIENTS, Live
 from edgeproxy.observe.outcomes import SHOWN
 from edgeproxy.observe.reloads import ReloadStatus
+from edgeproxy.observe.verdict import Lately, verdict
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.upstream.node import Fleet
 from edgeproxy.web import error_response, json, starlette
@@ -57,10 +58,12 @@ class Known:
 
     def view(self, since: float, now: float) -> dict[str, Any]:
         """For the dashboard; times are Unix seconds, `since` the start of the history wanted."""
-        requests = self.account.metrics.requests
+        requests, status, found = self.account.metrics.requests, self.status(), self.account.outcomes.view(since, now)
+        ready, lately = sum(node["ready"] for node in status["nodes"]), Lately(**found["lately"])
         return {
-            **self.status(),
-            **self.account.outcomes.view(since, now),
+            **status,
+            **found,
+            "verdict": verdict(ready, len(status["nodes"]), found["burn"], lately, found["objective"])._asdict(),
             "now": now,
             "started": self.started,
             "locations": self.locations,

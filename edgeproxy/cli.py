@@ -22,6 +22,9 @@ CONFIG = click.option(
     show_default=True,
     help="The deployment.",
 )
+ADMIN = click.option(
+    "--admin", "base_url", help="URL of the admin listener, where the deployment's own is not to be asked."
+)
 STATE = click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
@@ -125,7 +128,7 @@ def keys(tenant: str, path: Path, disclose: bool, admin: bool, regions: tuple[st
 
 @main.command()
 @CONFIG
-@click.option("--admin", "base_url", help="URL of the admin listener, where the deployment's own is not to be asked.")
+@ADMIN
 @click.argument("request_id")
 def explain(config: Path, base_url: str | None, request_id: str) -> None:
     """Say why a request went where it went. REQUEST_ID is the answer's x-request-id."""
@@ -135,6 +138,25 @@ def explain(config: Path, base_url: str | None, request_id: str) -> None:
         click.echo(explained(base_url or _admin_url(config), request_id))
     except ExplainError as error:
         _fail(str(error))
+
+
+@main.command()
+@CONFIG
+@ADMIN
+@click.option("--once", is_flag=True, help="Show it once, for scripts.")
+def top(config: Path, base_url: str | None, once: bool) -> None:
+    """Show in the terminal what the dashboard shows: verdict, regions, decisions."""
+    from rich.console import Console
+
+    from edgeproxy.top import TopError
+    from edgeproxy.top import top as watch
+
+    try:
+        watch(base_url or _admin_url(config), Console(), once=once)
+    except TopError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        pass
 
 
 def _admin_url(config: Path) -> str:

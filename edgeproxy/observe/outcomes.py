@@ -10,8 +10,10 @@ from typing import Any
 from edgeproxy.observe.burn import Burn
 from edgeproxy.observe.contrast import contrast, nearest
 from edgeproxy.observe.history import History, quantile
+from edgeproxy.observe.verdict import Lately
 
 RECENT = 1000
+WINDOW_S = 300
 SHOWN = 100
 FRESH = 50
 """Of a busy second only so many requests are shown one by one; the histograms have them all."""
@@ -57,8 +59,10 @@ class Outcomes:
     def view(self, since: float, now: float) -> dict[str, Any]:
         """`since`: Unix seconds, the start of the history wanted."""
         bins: Counter[int] = Counter()
-        for found in self.history.since(now - 300):
+        within = failed = 0
+        for found in self.history.since(now - WINDOW_S):
             bins.update(found.bins)
+            within, failed = within + found.within, failed + found.failed
         halves = {name: quantile(bins, share) for name, share in (("p50", 0.5), ("p95", 0.95))}
         records = self.latest(RECENT)
         return {
@@ -67,6 +71,7 @@ class Outcomes:
             "burn": self.burn.view(now),
             "objective": self.burn.objective,
             "first_token": halves,
+            "lately": Lately(bins.total(), within, failed)._asdict(),
             "examples": {name: nearest(records, seconds) for name, seconds in halves.items()},
             "contrast": [difference._asdict() for difference in contrast(records)],
         }

@@ -3,34 +3,7 @@
 import { byId, clock, element, milliseconds, number, percent, plain, row, say } from "./dom.js";
 import { bar } from "./terms.js";
 
-const WINDOW_S = 300;
-
-function lately(state) {
-  const since = state.now - WINDOW_S;
-  const found = { count: 0, within: 0, failed: 0 };
-  for (const slice of state.slices.values()) {
-    if (slice.start < since) continue;
-    found.count += slice.count;
-    found.within += slice.within;
-    found.failed += slice.failed;
-  }
-  return found;
-}
-
-function verdict(state) {
-  const down = state.nodes.filter((node) => !node.ready);
-  const nodes = down.length ? `${down.length} of ${state.nodes.length} nodes down` : `all ${state.nodes.length} nodes ready`;
-  const burning = state.burn.filter((pair) => pair.burning);
-  const recent = lately(state);
-  const total = recent.count + recent.failed;
-  if (down.length === state.nodes.length) return ["bad", "Nobody is served: every node is down"];
-  if (burning.some((pair) => pair.severity === "page")) return ["bad", `Users wait: the budget burns too fast; ${nodes}`];
-  if (!total) return [down.length ? "warn" : "good", `No requests in five minutes; ${nodes}`];
-  const share = recent.within / total;
-  if (share < state.objective) return ["warn", `Some users wait: ${percent(share)} of first tokens in time; ${nodes}`];
-  if (down.length || burning.length) return ["warn", `Users do not wait; ${nodes}`];
-  return ["good", `Users do not wait; ${nodes}`];
-}
+const WINDOW_S = 300; // observe/outcomes.py
 
 function tile(label, value, detail, className = "") {
   return element("div", `tile ${className}`, element("dt", "", label), element("dd", "", value), element("small", "", detail));
@@ -71,11 +44,10 @@ function differences(found) {
 }
 
 export function drawSummary(state) {
-  const [mood, text] = verdict(state);
-  byId("verdict").className = mood;
-  say(byId("verdict"), text);
-  const recent = lately(state);
-  const total = recent.count + recent.failed;
+  byId("verdict").className = state.verdict.mood;
+  say(byId("verdict"), state.verdict.text);
+  const recent = state.lately;
+  const total = recent.answered + recent.failed;
   const passed = Math.min(WINDOW_S, Math.max(1, state.now - state.started));
   byId("tiles").replaceChildren(
     tile("first token p50", milliseconds(state.first_token.p50), "last 5 min"),

@@ -1,0 +1,89 @@
+"""Dashboards and alerts ask only for metrics that there are, and every alert says what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+DASHBOARDS = sorted((DOCKER / "grafana" / "dashboards").glob("*.json"))
+ALERTS = DOCKER / "prometheus" / "alerts.yaml"
+METRIC = re.compile(r"\b(?:edgeproxy|engine|gen_ai)_\w+\b")
+LABELS = {"gen_ai_request_model"}
+
+
+def documented() -> set[str]:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    found = set[str]()
+    for name, kind in re.findall(r"^\| `(\w+)` \| (\w+) \|", text, re.MULTILINE):
+        found |= {f"{name}{end}" for end in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))}
+    return found
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
+def dashboard(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_there_are_two_dashboards_each_with_its_own_name() -> None:
+    assert len(DASHBOARDS) == 2
+    assert len({dashboard(path)["uid"] for path in DASHBOARDS}) == 2
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_are_told_apart_and_ask_for_metrics_that_there_are(path: Path) -> None:
+    panels = dashboard(path)["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) > 5
+    asked = {name for panel in panels for target in panel["targets"] for name in METRIC.findall(target["expr"])}
+    assert asked - LABELS
+    assert asked - LABELS <= documented()
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_do_not_lie_on_one_another(path: Path) -> None:
+    taken = set[tuple[int, int]]()
+    for panel in dashboard(path)["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_the_data_source_is_the_viewers_to_choose(path: Path) -> None:
+    found = dashboard(path)
+    assert found["id"] is None
+    assert all(panel["datasource"]["uid"] == "${datasource}" for panel in found["panels"])
+
+
+def test_alerts_ask_for_metrics_that_there_are() -> None:
+    asked = {name for rule in rules() for name in METRIC.findall(rule["expr"])}
+    assert asked
+    assert asked <= documented()
+
+
+def test_every_alert_has_its_line_in_the_runbook_and_no_other_has() -> None:
+    titles = re.findall(r"^## (\w+)$", (ROOT / "docs" / "alerts.md").read_text(), re.MULTILINE)
+    assert titles == [rule["alert"] for rule in rules()]
+    for rule in rules():
+        assert rule["annotations"]["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
+        assert rule["labels"]["severity"] in ("page", "ticket")
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here (Debian: apt-get install prometheus)")
+def test_promtool_finds_no_fault() -> None:
+    for verb, path in (("rules", ALERTS), ("config", DOCKER / "prometheus" / "prometheus.yaml")):
+        subprocess.run(["promtool", "check", verb, str(path)], check=True, capture_output=True, timeout=60)
