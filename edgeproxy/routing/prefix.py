@@ -8,6 +8,7 @@ the tenant: nobody can probe what others have asked, nor make their prompts coll
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -34,20 +35,15 @@ _GONE: OrderedDict[int, None] = OrderedDict()
 """What a node holds that has left while a request was under way there."""
 ENDS = _ends()
 """Byte offset at which each chunk ends."""
+_PIECES = tuple(slice(start, end) for start, end in zip((0, *ENDS), ENDS, strict=False))
 
 
 def chain(prompt: bytes, key: int) -> tuple[int, ...]:
     """A name for each whole chunk of `prompt` and all before it. `key`: the tenant's, 64 bits."""
-    length = len(prompt)
-    if length < ENDS[0]:
-        return ()
-    names, start = [], 0
-    for end in ENDS:
-        if end > length:
-            break
-        key = xxh3_64_intdigest(prompt[start:end], key)
+    names = []
+    for piece in _PIECES[: bisect_right(ENDS, len(prompt))]:
+        key = xxh3_64_intdigest(prompt[piece], key)
         names.append(key)
-        start = end
     return tuple(names)
 
 
@@ -91,17 +87,16 @@ class PrefixView:
     def depths(self, names: Sequence[int]) -> dict[int, int]:
         """Slot -> how many chunks from the beginning the node holds; those that hold none are left out."""
         found: dict[int, int] = {}
-        holders = self._holders
-        still, depth = -1, 0
+        holders = self._holders.get
+        still = holders(names[0], 0) if names else 0
         for depth, name in enumerate(names):
-            now = holders.get(name, 0) & still
-            if depth and now != still:
+            now = holders(name, 0) & still
+            if now != still:
                 _note(found, still & ~now, depth)
-            still = now
+                still = now
             if not now:
                 return found
-        if names:
-            _note(found, still, depth + 1)
+        _note(found, still, len(names))
         return found
 
     def sent(self, slot: int, names: Sequence[int]) -> None:

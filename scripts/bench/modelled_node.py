@@ -4,8 +4,9 @@ native node's HTTP. So many regions fit on two cores.
 
     .venv/bin/python scripts/bench/modelled_node.py --ports 8241,8242 --speed 4
 
-A token is four characters of a prompt, a block 16 tokens. Answers carry report, timings and token counts; there is no
-feed of blocks. A stream's tokens come in two events, at the first and the last one's time.
+A token is four characters of a prompt, a block 16 tokens. Answers carry report, timings, token counts and the prompt's
+last block; the feed tells of blocks held and evicted. A stream's tokens come in two events, at the first and the last
+one's time.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Sequence
+from itertools import count, pairwise
 from random import Random
 from time import monotonic
 from typing import Any, cast
@@ -22,6 +23,7 @@ from typing import Any, cast
 import orjson
 from xxhash import xxh3_64_intdigest
 
+from edgeproxy.protocol.node.blocks import PREFIX_HEADER, Prefix
 from edgeproxy.protocol.node.report import (
     REPORT_HEADER,
     TIMING_HEADER,
@@ -31,8 +33,10 @@ from edgeproxy.protocol.node.report import (
     encode_tokens,
 )
 from edgeproxy.sim.clock import Clock
+from edgeproxy.sim.kv import PrefixCache
 from edgeproxy.sim.node import Job, Node, NodeLimits
 from edgeproxy.sim.steps import StepTimes, recorded
+from engine.feed import BlockFeed
 
 CHARS = 4
 BLOCK = 16
@@ -52,6 +56,31 @@ class RealClock:
         asyncio.get_running_loop().call_at(time, action, *arguments)
 
 
+class ToldCache(PrefixCache):
+    """Tells a feed what is held."""
+
+    def __init__(self, feed: BlockFeed) -> None:
+        super().__init__()
+        self._feed = feed
+        self._parents: dict[int, int] = {}
+
+    def add(self, blocks: Sequence[int], room: int) -> None:
+        new = [(block, parent) for parent, block in pairwise((0, *blocks)) if block not in self._blocks]
+        self._parents.update(new)
+        self._tell(True, new)
+        super().add(blocks, room)
+
+    def shrink(self, room: int) -> None:
+        gone = []
+        while len(self._blocks) > max(room, 0):
+            block, _ = self._blocks.popitem(last=False)
+            gone.append((block, self._parents.pop(block)))
+        self._tell(False, gone)
+
+    def _tell(self, added: bool, blocks: list[tuple[int, int]]) -> None:
+        self._feed.apply([(added, _key(block), _key(parent)) for block, parent in blocks])
+
+
 class Asked:
     """One request under way: when its first and its last token are there."""
 
@@ -69,6 +98,8 @@ class Server:
         self._limits = NodeLimits()
         self._node = Node[Asked](clock, times, speed, self._limits, BLOCK, Random(seed), self._first, self._done)
         self._steps = count(1)
+        self._feed = BlockFeed("modelled", f"run{seed}")
+        self._node.cache = ToldCache(self._feed)
 
     def _first(self, job: Job[Asked]) -> None:
         job.owner.first_at = monotonic()
@@ -81,17 +112,32 @@ class Server:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while line := await reader.readline():
                 method, path, _ = line.split(b" ", 2)
-                length = 0
+                length, last = 0, b""
                 while (field := await reader.readline()) not in (b"\r\n", b""):
                     name, _, value = field.partition(b":")
                     length = int(value) if name.lower() == b"content-length" else length
+                    last = value.strip() if name.lower() == b"last-event-id" else last
                 body = await reader.readexactly(length)
                 if method == b"POST":
                     await self._chat(orjson.loads(body), writer)
+                elif path == b"/node/v1/events":
+                    await self._tell(writer, last.decode())
                 else:
                     known = path in (b"/readyz", b"/node/v1/status")
                     self._whole(writer, 200 if known else 404, self._report() if known else b"{}")
         writer.close()
+
+    async def _tell(self, writer: asyncio.StreamWriter, last: str) -> None:
+        """The feed, for as long as somebody reads it."""
+        fields = b"transfer-encoding: chunked\r\n\r\n"
+        writer.write(_HEAD % (200, b"text/event-stream", REPORT_HEADER, self._report(), fields))
+        reader = self._feed.reader(last)
+        try:
+            while event := await reader.next():
+                writer.write(b"%x\r\n%b\r\n" % (len(event), event))
+                await writer.drain()
+        finally:
+            reader.leave()
 
     async def _chat(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         text = "\n".join(message["content"] for message in asked["messages"]).encode()
@@ -103,8 +149,11 @@ class Server:
         await owner.first
         terms = {"queue": job.started - job.arrived, "prefill": owner.first_at - job.started, "first": 0.0}
         timing = ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in terms.items()).encode()
-        more = b"%b: %b\r\n%b: %b\r\ntransfer-encoding: chunked\r\n\r\n"
-        fields = more % (TIMING_HEADER, timing, TOKENS_HEADER, encode_tokens(tokens, job.cached))
+        told = [(TIMING_HEADER, timing), (TOKENS_HEADER, encode_tokens(tokens, job.cached))]
+        if job.blocks:
+            told.append((PREFIX_HEADER, Prefix(_key(job.blocks[-1]), len(job.blocks)).encode()))
+        told.append((b"transfer-encoding", b"chunked"))
+        fields = b"".join(b"%b: %b\r\n" % field for field in told) + b"\r\n"
         writer.write(_HEAD % (200, b"text/event-stream", REPORT_HEADER, self._report(), fields))
         _event(writer, _chunk({"role": "assistant", "content": "word"}, None))
         await owner.done
@@ -137,6 +186,11 @@ class Server:
             handling_s=0.0,
         )
         return found.encode()
+
+
+def _key(block: int) -> bytes:
+    """Of a block; none for what stands before the first."""
+    return block.to_bytes(8, "big") if block else b""
 
 
 def _blocks(text: bytes) -> list[int]:
