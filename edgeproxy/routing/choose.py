@@ -14,13 +14,12 @@ The fast loop of routing, once per request; the slow one is `home`. In order:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from edgeproxy.routing.breaker import Breaker
-from edgeproxy.routing.forecast import UNMEASURED_S, Forecast, Outlook
+from edgeproxy.routing.forecast import UNMEASURED_S, Basis, Forecast, Outlook
 from edgeproxy.routing.home import Home
 
 GAIN_S = 0.010
@@ -92,12 +91,15 @@ class Hold(NamedTuple):
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Option(Generic[N]):
-    """A node with its forecast, as the decision saw it."""
+class Option(NamedTuple, Generic[N]):
+    """A node and what its forecast rested on, as the decision saw it."""
 
     node: N
-    forecast: Forecast
+    basis: Basis
+
+    @property
+    def forecast(self) -> Forecast:
+        return Forecast.of(self.basis)
 
 
 class Decision(Generic[N]):
@@ -148,8 +150,8 @@ class Decision(Generic[N]):
         return None
 
     def of(self, node: N) -> Option[N]:
-        """The forecast is as of now, in the literal sense: to be asked at once, before the node's load changes."""
-        return Option(node, node.outlook.forecast(self._now, self._wanted.to_compute(node.slot)))
+        """As of now, in the literal sense: to be asked at once, before the node's load changes."""
+        return Option(node, node.outlook.basis(self._now, self._wanted.to_compute(node.slot)))
 
     @property
     def wanted(self) -> Wanted:

@@ -23,6 +23,10 @@ _MAX_WAITED = 4.0
 _MAX_SHARED = 2.0
 
 
+Basis = tuple[float, float, float, float, float, float, float, float, float, float]
+"""Network, prompts ahead, wait for memory, doubt of an old report (seconds); tokens; pace and gains, as they were."""
+
+
 class Forecast(NamedTuple):
     """Seconds from sending to the first token here."""
 
@@ -34,6 +38,15 @@ class Forecast(NamedTuple):
     @property
     def total(self) -> float:
         return self.network + self.queue + self.prefill + self.decode
+
+    @classmethod
+    def of(cls, basis: Basis) -> Forecast:
+        """`basis`: as an Outlook gives it."""
+        far, ahead, room, rest, tokens, decode, per_token, rows, waited, shared = basis
+        ahead = max(ahead, 0.0)
+        prefill = per_token * tokens + rows * (1.0 + tokens / CHUNK_TOKENS)
+        beside = min(ahead, decode + prefill) * shared
+        return cls(far, ahead * waited + max(room, 0.0) + rest, prefill + beside, decode)
 
 
 class Timings(NamedTuple):
@@ -99,11 +112,19 @@ class Outlook:
         return self.cost(now, tokens) * self.typical.factor(self.load.free_at - now)
 
     def forecast(self, now: float, tokens: float) -> Forecast:
+        return Forecast.of(self.basis(now, tokens))
+
+    def basis(self, now: float, tokens: float) -> Basis:
+        """What the forecast of now rests on. Most decisions are never looked at: so much is kept of them."""
         load, pace, network = self.load, self.pace, self.rtt.network
-        far = UNMEASURED_S if network is None else network + self.extra_trips * (self.rtt.srtt or 0.0)
-        ahead, work = max(load.free_at - now, 0.0), pace.expect(tokens, load.running)
-        queue = load.queue(now) + ahead * (self.waited.value - 1.0)
-        return Forecast(far, queue, work - pace.decode + min(ahead, work) * self.shared.value, pace.decode)
+        far = UNMEASURED_S if network is None else network
+        if self.extra_trips and network is not None:
+            far += self.extra_trips * (self.rtt.srtt or 0.0)
+        ahead, room, rest = load.free_at - now, load.room_at - now, 0.0
+        if load.reported_at is not None and now - load.reported_at > FRESH_S:
+            rest = load.widening(now)
+        rows = pace.per_row * load.running
+        return far, ahead, room, rest, tokens, pace.decode, pace.per_token, rows, self.waited.value, self.shared.value
 
     def reported(self, told: Occupancy, now: float, tokens_per_s: float = 0.0) -> None:
         """A report came with an answer or a probe; `tokens_per_s`: the prefill rate that it states, 0 if none."""

@@ -232,7 +232,12 @@ async def test_models_of_all_nodes_are_listed_once(tmp_path: Path) -> None:
 async def test_a_thousand_at_once_are_all_answered_and_the_next_one_too(tmp_path: Path) -> None:
     """production-stack#448, #706: crashed at a thousand concurrent requests, or silently sent nothing on any more."""
     async with edge(tmp_path) as e:
-        crowd = [begin(e.app, chat("ok")) for _ in range(1000)]  # none of them runs before all have been begun
+        e.near.overrides["near-only"] = "slow"
+        crowd = []
+        for count in range(100, 1001, 100):
+            crowd += [begin(e.app, chat("near-only")) for _ in range(100)]
+            await e.near.until(lambda count=count: len(e.near.chats) == count)  # type: ignore[misc]
+        e.near.gate.set()
         await asyncio.gather(*(exchange.task for exchange in crowd))
         assert {exchange.status for exchange in crowd} == {200}
         assert (await ask(e.app, chat("ok"))).body == ANSWER
