@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -22,19 +22,26 @@ from edgeproxy.protocol.node.report import (
     NodeState,
     encode_tokens,
 )
+from edgeproxy.protocol.node.request import Terms
 from edgeproxy.protocol.node.request import decode as request_terms
-from edgeproxy.protocol.node.resume import FIELD, STREAM_HEADER, Resume, decode_resume, encode_note
-from edgeproxy.protocol.openai.chat import Completion, CompletionStream, error_event, model_list, model_view
+from edgeproxy.protocol.node.resume import FIELD, STREAM_HEADER, Resume, decode_resume
+from edgeproxy.protocol.openai.chat import Completion, CompletionStream, model_list, model_view
+from edgeproxy.protocol.openai.completions import TextCompletion, TextCompletionStream, completion_request
+from edgeproxy.protocol.openai.decoding import Decoding
 from edgeproxy.protocol.openai.errors import ApiError, invalid
-from edgeproxy.protocol.openai.schema import ChatRequest, chat_request, parse_json
+from edgeproxy.protocol.openai.schema import chat_request, parse_json
 from edgeproxy.protocol.openai.sse import MEDIA_TYPE
-from engine.chat import Answer, Opening, Piece, answer_id, created
+from engine.answer import Choices
+from engine.answering import Notes, Stream, whole
+from engine.chat import Chat, answer_id, created
+from engine.completions import Completions
 from engine.feed import TooManyReaders
 from engine.hosts import Hosts
 from engine.http import JSON, ClientGone, Exchange, Headers, Receive, Scope, Send
 from engine.node import Node
 from engine.orca import FORMAT_HEADER, load_metrics
 from engine.orca import HEADER as LOAD_HEADER
+from engine.tokens import detokenized, tokenized
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +85,9 @@ class NodeApp:
         self._quiet.set()
         self._routes: dict[str, tuple[str, Handler]] = {
             "/v1/chat/completions": ("POST", self._chat),
+            "/v1/completions": ("POST", self._completions),
+            "/tokenize": ("POST", self._tokenize),
+            "/detokenize": ("POST", self._detokenize),
             "/v1/models": ("GET", self._models),
             "/healthz": ("GET", self._health),
             "/readyz": ("GET", self._ready),
@@ -204,25 +214,69 @@ class NodeApp:
             raise ApiError(404, f"This node serves '{self._node.model}' only.", code="model_not_found", param="model")
 
     async def _chat(self, exchange: Exchange) -> None:
+        await self._generate(exchange, _CHAT)
+
+    async def _completions(self, exchange: Exchange) -> None:
+        await self._generate(exchange, _COMPLETIONS)
+
+    async def _generate(self, exchange: Exchange, kind: _Kind) -> None:
         if self._busy > self._limits.requests:
             raise ApiError(429, "This node has too many requests open: try again shortly.", code="rate_limit_exceeded")
         terms = request_terms(exchange.header, self._trusted(exchange))
         value = parse_json(await exchange.json_body(self._limits.body_bytes))
         resume = self._resume(exchange, value.pop(FIELD, None))
-        request = chat_request(value)
+        request = kind.read(value)
         if resume is not None and not request.stream:
             raise invalid("only streams can be resumed.", FIELD, "invalid_parameter_combination")
         self._check_model(request.model)
-        name = answer_id()
-        answer = await self._node.chat().open(request, name, terms, resume)
-        async with exchange.watched(answer.abort):
+        name = answer_id(kind.prefix)
+        choices = await kind.open(self._node.chat(), request, name, terms, resume)
+        async with exchange.watched(choices.abort):
             try:
-                if request.stream:
-                    await self._stream(exchange, request, answer, name, resume)
-                else:
-                    await self._whole(exchange, request, answer, name)
+                await self._told(exchange, kind, request, choices, name, resume)
             finally:
-                answer.abort()
+                choices.abort()
+
+    async def _told(
+        self,
+        exchange: Exchange,
+        kind: _Kind,
+        request: Decoding,
+        choices: Choices,
+        name: str,
+        resume: Resume | None,
+    ) -> None:
+        told = request.top_logprobs is not None
+        if not request.stream:
+            first = await choices.next()
+            headers = (*JSON, *self._answer_headers(exchange, request, choices))
+            form = kind.whole(name, created(), request.model, self._node.numerics)
+            await exchange.respond(200, await whole(choices, first, form, told=told), headers)
+            return
+        notes = self._notes(exchange, choices, resume)
+        name, since = (name, created()) if resume is None else (resume.id, resume.created)
+        events = kind.stream(name, since, request.model, self._node.numerics, request.include_usage)
+        stream = Stream(choices, events, told=told, notes=notes, resume=resume)
+        first = await choices.next()
+        await stream.send(exchange, (*STREAM, *self._answer_headers(exchange, request, choices)), first)
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        terms = request_terms(exchange.header, self._trusted(exchange))
+        value = await self._tokens_request(exchange)
+        await exchange.respond(200, await tokenized(value, self._node.chat(), terms.salt))
+
+    async def _detokenize(self, exchange: Exchange) -> None:
+        value = await self._tokens_request(exchange)
+        await exchange.respond(200, detokenized(value, self._node.chat()))
+
+    async def _tokens_request(self, exchange: Exchange) -> dict[str, Any]:
+        value = parse_json(await exchange.json_body(self._limits.body_bytes))
+        if value.get("model") is None:
+            value["model"] = self._node.model
+        if not isinstance(value["model"], str):
+            raise invalid("'model' must be a string.", "model", "invalid_type")
+        self._check_model(value["model"])
+        return value
 
     def _resume(self, exchange: Exchange, value: Any) -> Resume | None:
         """Raises ApiError: 403 to others than the proxy, 400."""
@@ -234,59 +288,18 @@ class NodeApp:
         except ValueError as error:
             raise invalid(f"'{FIELD}' {error}.", FIELD, "invalid_value") from error
 
-    async def _whole(self, exchange: Exchange, request: ChatRequest, answer: Answer, name: str) -> None:
-        completion = Completion(name, created(), request.model, self._node.numerics)
-        piece = await answer.next()
-        headers = (*JSON, *self._answer_headers(exchange, request, answer))
-        text, logprobs = piece.text, [*piece.logprobs]
-        while piece.finish is None:
-            piece = await answer.next()
-            text += piece.text
-            logprobs += piece.logprobs
-        told = logprobs if request.top_logprobs is not None else None
-        await exchange.respond(200, completion.whole(text, piece.finish, answer.usage(), told), headers)
-
-    async def _stream(
-        self, exchange: Exchange, request: ChatRequest, answer: Answer, name: str, resume: Resume | None
-    ) -> None:
-        """Status and headers wait for the first piece, so that a refusal still has its own status."""
-        name, since = (name, created()) if resume is None else (resume.id, resume.created)
-        stream = CompletionStream(name, since, request.model, self._node.numerics, request.include_usage)
-        notes = self._notes(exchange, answer, resume)
-        piece = await answer.next()
-        await exchange.start(200, (*STREAM, *self._answer_headers(exchange, request, answer)))
-        events = stream.role() if resume is None else b""
-        while True:
-            if notes is not None:
-                events += notes.before(piece)
-            logprobs = piece.logprobs if request.top_logprobs is not None else None
-            if piece.text:
-                events += stream.text(piece.text, logprobs)
-                logprobs = None
-            if piece.finish is not None:
-                break
-            if events:
-                await exchange.write(events, more=True)
-            try:
-                piece = await answer.next()
-            except ApiError as error:
-                await exchange.write(error_event(error), more=False)
-                return
-            events = b""
-        if resume is None or not resume.finished:
-            events += stream.finish(piece.finish, logprobs)
-        if request.include_usage:
-            events += stream.usage(answer.usage())
-        await exchange.write(events + stream.done(), more=False)
-
-    def _notes(self, exchange: Exchange, answer: Answer, resume: Resume | None) -> Notes | None:
+    def _notes(self, exchange: Exchange, choices: Choices, resume: Resume | None) -> Notes | None:
         """For the proxy alone: a seed and token ids tell more of a text than the client is to know."""
         if not exchange.header(STREAM_HEADER):
             return None
         self._check_token(exchange)
+        if not choices.resumable:
+            return None
+        answer = choices.first
         return Notes(answer.opening) if resume is None else Notes(None, resume.chars, answer.again)
 
-    def _answer_headers(self, exchange: Exchange, request: ChatRequest, answer: Answer) -> Headers:
+    def _answer_headers(self, exchange: Exchange, request: Decoding, choices: Choices) -> Headers:
+        answer = choices.first
         fields: Headers = ((b"x-edge-ignored", _names(request.ignored)),) if request.ignored else ()
         if answer.prefix is not None and self._trusted(exchange):
             fields += ((PREFIX_HEADER, answer.prefix.encode()),)
@@ -303,22 +316,27 @@ class NodeApp:
         return (*fields, (TIMING_HEADER, value.encode()))
 
 
-class Notes:
-    """The comment lines of one stream (`edgeproxy.protocol.node.resume`)."""
+async def _open_chat(chat: Chat, request: Any, name: str, terms: Terms, resume: Resume | None) -> Choices:
+    return await chat.open(request, name, terms, resume)
 
-    def __init__(self, opening: Opening | None, chars: int = 0, again: int = 0) -> None:
-        """`opening`: of a stream that begins here. `chars`: what the client has got of one that does not, of whose
-        tokens the first `again` are sampled again and noted already."""
-        self._opening = opening
-        self._chars = chars
-        self._again = again
 
-    def before(self, piece: Piece) -> bytes:
-        opening, self._opening = self._opening, None
-        line = encode_note(self._chars, piece.ids[self._again :], opening)
-        self._again = max(self._again - len(piece.ids), 0)
-        self._chars += len(piece.text)
-        return line
+async def _open_completions(chat: Chat, request: Any, name: str, terms: Terms, resume: Resume | None) -> Choices:
+    return await Completions(chat).open(request, name, terms, resume)
+
+
+class _Kind(NamedTuple):
+    """What an endpoint that generates has of its own."""
+
+    prefix: str
+    """Of its answers' ids."""
+    read: Callable[[dict[str, Any]], Decoding]
+    open: Callable[[Chat, Any, str, Terms, Resume | None], Awaitable[Choices]]
+    whole: type[Completion]
+    stream: type[CompletionStream]
+
+
+_CHAT = _Kind("chatcmpl", chat_request, _open_chat, Completion, CompletionStream)
+_COMPLETIONS = _Kind("cmpl", completion_request, _open_completions, TextCompletion, TextCompletionStream)
 
 
 def _names(names: Iterable[str]) -> bytes:

@@ -28,9 +28,10 @@ class Sampling:
     """How one sequence samples. Lives in the executor's slot from the first row that names it.
 
     In this order, which is vLLM's (docs/sampling.md): bias; the penalties on every token seen before; stop_ids held
-    back during min_tokens; tokens that are not allowed left out; then, unless temperature is 0, which is argmax with ties to the lowest id: logits /
-    temperature, min_p, the top_k largest (ties: lowest id), softmax, the smallest descending set whose probability
-    reaches top_p, inverse CDF over that descending order. Bias and penalties are float32 operations, each rounded once.
+    back during min_tokens; tokens that are not allowed left out; then, unless temperature is 0, which is argmax with
+    ties to the lowest id: logits / temperature, min_p, the top_k largest (ties: lowest id), softmax, the smallest
+    descending set whose probability reaches top_p, inverse CDF over that descending order. Bias and penalties are
+    float32 operations, each rounded once.
 
     The uniform number for the token at absolute position p is Philox4x32-10 (Salmon et al., SC'11) with key = seed
     (64 bit, low word first) and counter = (p, 0, 0, 0): its first word >> 8, times 2**-24. So a sequence samples the
@@ -59,7 +60,7 @@ class Sampling:
     min_tokens: int = 0
     """Tokens that are sampled before a stop id may be."""
     constrained: bool = False
-    """Each sample waits for `Executor.allow`: only tokens named there can be sampled, whatever all else makes of them."""
+    """Each sample waits for `Executor.allow`: only tokens named there can be sampled."""
     logprobs: int | None = None
     """How many of the likeliest tokens are told of beside the sampled one; None: nothing is told."""
 

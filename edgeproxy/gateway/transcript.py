@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import orjson
 
@@ -181,8 +182,19 @@ class _Shown:
         choices = orjson.loads(event.data)["choices"]
         self.counted = self.counted or not choices
         for choice in choices:
-            self.chars += len(choice["delta"].get("content") or "")
+            self.chars += _size_of(choice)
             self.finished = self.finished or choice["finish_reason"] is not None
+
+
+def _size_of(choice: dict[str, Any]) -> int:
+    """As the node counts: characters of text and of arguments, and 1 for each call that begins."""
+    if "delta" not in choice:
+        return len(choice["text"])
+    delta = choice["delta"]
+    size = len(delta.get("content") or "")
+    for call in delta.get("tool_calls") or ():
+        size += len(call["function"].get("arguments") or "") + ("id" in call)
+    return size
 
 
 def _is_error(event: Event) -> bool:

@@ -70,8 +70,8 @@ class Executor(ABC):
 
     @abstractmethod
     def allow(self, slot: int, step: int, mask: bytes | None) -> None:
-        """Which tokens a constrained slot may sample in `step`, which is submitted: bit i % 8 of byte i // 8 for token i,
-        as many as fill 32-bit words, one set at least; None: all.
+        """Which tokens a constrained slot may sample in `step`, which is submitted: bit i % 8 of byte i // 8 for
+        token i, as many as fill 32-bit words, one set at least; None: all.
 
         Every sampling row of such a slot needs it before it can be collected, also where nobody wants its result.
         Only the sampling waits for it, not the forward. Not before the step that sampled the token before is collected.

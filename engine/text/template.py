@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from jinja2 import TemplateError
@@ -33,6 +34,7 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except (TemplateError, RecursionError) as error:
             raise ValueError(f"the chat template cannot be compiled: {error}") from error
+        self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
     @classmethod
@@ -49,14 +51,30 @@ class ChatTemplate:
         """Raises ValueError where it cannot be compiled."""
         return cls(text.source, bos_token=text.bos_token, eos_token=text.eos_token)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """Messages have `role` and `content` (text). Raises ValueError with the template's own message."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """Messages have `role` and `content` (text); `more`: what else the template is given.
+
+        Raises ValueError with the template's own message.
+        """
         try:
             parts = self._template.generate(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._tokens
+                messages=messages, add_generation_prompt=add_generation_prompt, **self._tokens, **more
             )
             return _bounded(parts)
-        except (TemplateError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        except (
+            TemplateError,
+            AttributeError,
+            ArithmeticError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise ValueError(f"the chat template refused these messages: {error}") from error
 
 
@@ -95,3 +113,13 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
+
+
+def within_last(rendered: str, content: str) -> str:
+    """Up to the end of the last message's content, for an answer that goes on with it. Raises ValueError."""
+    begins = rendered.rfind(content.strip())
+    if begins < 0:
+        raise ValueError("the chat template does not show the last message as it is, so that nothing can go on with it")
+    whole = content.lstrip()
+    kept = whole if rendered.startswith(whole, begins) else content.strip()
+    return rendered[: begins + len(kept)]

@@ -40,7 +40,8 @@ class Tokenizer:
         for whole, special in ((self._control, True), (self._user_defined, False)):
             self._bpe.add_tokens([AddedToken(tokens[i], special=special, normalized=False) for i in sorted(whole)])
         self._bpe.encode_special_tokens = True  # `segments` finds them: in any other text they are text
-        self.control_names = tuple(tokens[i] for i in sorted(self._control))
+        self.controls = tuple(sorted(self._control))
+        self.control_names = tuple(tokens[i] for i in self.controls)
         self._special_ids = {tokens[i]: i for i in sorted(self._control | self._user_defined)}
         longest_first = sorted(filter(None, self._special_ids), key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")

@@ -173,7 +173,7 @@ class FakeExecutor(Executor):
             return RowResult(row.slot, (), Finish.ERROR)
         slot.last = self.script(self._read(row, slot.length))
         if slot.sampling.constrained:
-            slot.last = _allowed(slot.last, self.masks.pop((row.slot, step)))
+            slot.last = _allowed((slot.last, *slot.sampling.stop_ids), self.masks.pop((row.slot, step)))
         slot.finished = slot.last in slot.sampling.stop_ids
         told = logprobs(slot.last, slot.sampling.logprobs, self.limits.vocab)
         return RowResult(row.slot, (slot.last,), Finish.STOP if slot.finished else None, told)
@@ -189,10 +189,13 @@ class FakeExecutor(Executor):
         return tokens
 
 
-def _allowed(token: int, mask: bytes | None) -> int:
-    """The token itself where it may be sampled, else the lowest that may."""
-    if mask is None or mask[token // 8] >> token % 8 & 1:
-        return token
+def _allowed(tokens: Sequence[int], mask: bytes | None) -> int:
+    """The first of the tokens that may be sampled, else the lowest of all that may."""
+    if mask is None:
+        return tokens[0]
+    for token in tokens:
+        if mask[token // 8] >> token % 8 & 1:
+            return token
     return next(8 * index + bit for index, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from edgeproxy.protocol.node.resume import Resume, decode_note, is_note, with_resume
 from edgeproxy.protocol.openai.sse import DONE, Event, SseParser
-from engine.chat import Chat
 from engine.loop import Generation
+from engine.opener import Opener
 from engine.sequence import Delta
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -174,14 +174,14 @@ async def test_the_seed_of_a_resume_counts_and_not_a_new_one(
     async with node(tokenizer, chat_template) as served:
         known = so_far((await stream(served, body()))[:4])
         seen: list[int] = []
-        sampling = Chat._sampling
+        sampling = Opener._sampling
 
-        def spy(chat: Chat, *arguments: Any) -> Any:
-            found = sampling(chat, *arguments)
+        def spy(opener: Opener, *arguments: Any) -> Any:
+            found = sampling(opener, *arguments)
             seen.append(found.seed)
             return found
 
-        monkeypatch.setattr(Chat, "_sampling", spy)
+        monkeypatch.setattr(Opener, "_sampling", spy)
         await stream(served, with_resume(body(), known))
         assert seen == [known.seed]
 

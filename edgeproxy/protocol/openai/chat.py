@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
 from edgeproxy.protocol.openai import sse
 from edgeproxy.protocol.openai.errors import ApiError
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,28 @@ class Usage:
         }
 
 
+class Call(NamedTuple):
+    """A tool call of an answer."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON."""
+
+    def view(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One whole answer."""
+
+    text: str
+    finish: FinishReason
+    logprobs: Logprobs = None
+    calls: tuple[Call, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What all objects of one answer have in common."""
@@ -71,15 +93,25 @@ class Completion:
     fingerprint: str
     """`system_fingerprint`: equal for nodes whose output is equal bit for bit."""
 
-    def whole(self, text: str, finish: FinishReason, usage: Usage, logprobs: Logprobs = None) -> bytes:
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """The body of an answer that is not streamed."""
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": _logprobs(logprobs),
-            "finish_reason": finish,
+        views = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        return orjson.dumps({**self._head(self._whole_kind()), "choices": views, "usage": usage.view()})
+
+    def _whole_kind(self) -> str:
+        return "chat.completion"
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [call.view() for call in choice.calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": _logprobs(choice.logprobs),
+            "finish_reason": choice.finish,
         }
-        return orjson.dumps({**self._head("chat.completion"), "choices": [choice], "usage": usage.view()})
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -93,19 +125,31 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class CompletionStream(Completion):
-    """The events of a streamed answer: `role`, `text`..., `finish`, with `include_usage` `usage`, and `done`."""
+    """The events of a streamed answer: `role`, `text` and calls, `finish`, with `include_usage` `usage`, and `done`.
+
+    `index`: which of several answers.
+    """
 
     include_usage: bool
 
-    def role(self) -> bytes:
-        return self._chunk({"role": "assistant", "content": "", "refusal": None}, None)
+    def role(self, index: int = 0) -> bytes:
+        return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None)
 
-    def text(self, text: str, logprobs: Logprobs = None) -> bytes:
-        return self._chunk({"content": text}, None, logprobs)
+    def text(self, text: str, logprobs: Logprobs = None, index: int = 0) -> bytes:
+        return self._chunk(index, {"content": text}, None, logprobs)
 
-    def finish(self, reason: FinishReason, logprobs: Logprobs = None) -> bytes:
+    def call(self, number: int, identity: str, name: str, index: int = 0) -> bytes:
+        """A tool call begins, the one of this number in its answer."""
+        call = {"index": number, **Call(identity, name, "").view()}
+        return self._chunk(index, {"tool_calls": [call]}, None)
+
+    def arguments(self, number: int, text: str, index: int = 0) -> bytes:
+        """A further part of its arguments."""
+        return self._chunk(index, {"tool_calls": [{"index": number, "function": {"arguments": text}}]}, None)
+
+    def finish(self, reason: FinishReason, logprobs: Logprobs = None, index: int = 0) -> bytes:
         """logprobs: of tokens at the end that added no text."""
-        return self._chunk({}, reason, logprobs or None)
+        return self._chunk(index, {}, reason, logprobs or None)
 
     def usage(self, usage: Usage) -> bytes:
         """The usage of the whole request, with empty choices. Sent only where the client asked for it."""
@@ -114,12 +158,17 @@ class CompletionStream(Completion):
     def done(self) -> bytes:
         return sse.encode(sse.DONE)
 
-    def _chunk(self, delta: dict[str, Any], finish: FinishReason | None, logprobs: Logprobs = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": _logprobs(logprobs), "finish_reason": finish}
+    def _chunk(
+        self, index: int, delta: dict[str, Any], finish: FinishReason | None, logprobs: Logprobs = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": _logprobs(logprobs), "finish_reason": finish}
         return self._event([choice], {"usage": None} if self.include_usage else {})
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
-        return sse.encode(orjson.dumps({**self._head("chat.completion.chunk"), "choices": choices, **usage}))
+        return sse.encode(orjson.dumps({**self._head(self._chunk_kind()), "choices": choices, **usage}))
+
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk"
 
 
 def error_event(error: ApiError) -> bytes:

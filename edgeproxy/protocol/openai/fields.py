@@ -31,6 +31,24 @@ HONOURED = frozenset(
         "repetition_penalty",
         "stop_token_ids",
         "top_logprobs",
+        "add_generation_prompt",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "metadata",
+        "n",
+        "parallel_tool_calls",
+        "priority",
+        "prompt_cache_key",
+        "response_format",
+        "safety_identifier",
+        "structured_outputs",
+        "tool_choice",
+        "tools",
+        "user",
     }
 )
 
@@ -39,31 +57,18 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": ("none",),
     "functions": ([],),
-    "metadata": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "n": (1,),
-    "parallel_tool_calls": (True, False),  # about tools, and there are none
     "prediction": (),
-    "prompt_cache_key": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "safety_identifier": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none",),
-    "tools": ([],),
-    "user": (),
     "verbosity": ("medium",),
     "web_search_options": (),
     # Ours to come, in the words of other engines.
-    "add_generation_prompt": (True,),
     "cache_salt": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "priority": (0,),
     "return_token_ids": (False,),
 }
 """Fields of the schema that are not honoured yet -> values that change nothing and are let through."""
@@ -72,12 +77,10 @@ MESSAGE_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "name": (),
     "reasoning_content": ("",),
     "refusal": (),
-    "tool_calls": ([],),
 }
-MESSAGE_HONOURED = frozenset({"role", "content", "tool_call_id"})
+MESSAGE_HONOURED = frozenset({"role", "content", "name", "tool_call_id", "tool_calls"})
 
 
 def refuse_unsupported(

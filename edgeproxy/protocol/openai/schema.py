@@ -11,78 +11,32 @@ from typing import Any
 
 import orjson
 
-from edgeproxy.protocol.openai.checks import (
-    INT32,
-    INT64,
-    Json,
-    boolean,
-    integer,
-    kind_of,
-    number,
-    required,
-    text,
-    wrong_type,
-)
+from edgeproxy.protocol.openai.checks import INT32, Json, boolean, integer, kind_of, required, text, wrong_type
+from edgeproxy.protocol.openai.decoding import Decoding, decoding_of, min_tokens_of, unknown_options
 from edgeproxy.protocol.openai.errors import invalid
-from edgeproxy.protocol.openai.fields import (
-    HONOURED,
-    MESSAGE_HONOURED,
-    MESSAGE_UNSUPPORTED,
-    UNSUPPORTED,
-    refuse_unsupported,
-)
-from edgeproxy.protocol.openai.sampling import REPETITION, logit_bias, stop_token_ids, top_logprobs
+from edgeproxy.protocol.openai.fields import HONOURED, UNSUPPORTED, refuse_unsupported
+from edgeproxy.protocol.openai.messages import MAX_IGNORED, MAX_PROMPT_CHARS, Message, messages_of
+from edgeproxy.protocol.openai.sampling import top_logprobs
+from edgeproxy.protocol.openai.tools import Tools, tools_of
 
-MAX_MESSAGES = 4096
-MAX_PROMPT_CHARS = 1 << 20
-MAX_STOPS = 4
-MAX_STOP_CHARS = 256
-MAX_NAME_CHARS = 256
-MAX_IGNORED = 16
-
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""Role in the request -> role in the template: `developer` is OpenAI's newer word for `system`."""
+MAX_LABEL_CHARS = 512
+"""Of what names a user, a session or the like."""
+MAX_METADATA = 16
+RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    role: str
-    """As templates take it."""
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    model: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(Decoding):
     messages: tuple[Message, ...]
-    stream: bool
-    include_usage: bool
-    """A chunk with the usage at the end of the stream."""
-    max_tokens: int | None
-    stop: tuple[str, ...]
-    seed: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    """0 keeps every token."""
-    ignore_eos: bool
-    min_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    logit_bias: tuple[tuple[int, float], ...]
-    """(token id, what is added to its logit)."""
-    min_tokens: int
-    """Tokens before which no stop of any kind ends the answer."""
-    stop_token_ids: tuple[int, ...]
-    top_logprobs: int | None
-    """Log-probabilities of so many of the likeliest tokens beside each token's own; None: none at all."""
-    ignored: tuple[str, ...]
-    """Fields that nobody defines, at most MAX_IGNORED."""
+    tools: Tools
+    continue_final_message: bool
+    """The answer goes on with the last message."""
+    template_kwargs: Json
+    """What else the chat template is given."""
 
     @property
     def prompt_chars(self) -> int:
-        return sum(len(message.content) for message in self.messages)
+        return sum(message.chars for message in self.messages)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -102,114 +56,79 @@ def chat_request(body: Json) -> ChatRequest:
     """Raises ApiError 400 naming the field in `param`."""
     present = {name: value for name, value in body.items() if value is not None}
     ignored = refuse_unsupported(present, HONOURED, UNSUPPORTED, "")
-    messages, more = _messages(required(present, "messages"))
-    more.extend(f"stream_options.{name}" for name in _unknown_options(present.get("stream_options")))
-    stream = boolean(present, "stream")
+    messages, more = messages_of(required(present, "messages"))
+    more.extend(unknown_options(present.get("stream_options")))
+    check_labels(present)
+    most = _max_tokens(present)
     return ChatRequest(
-        model=text(required(present, "model"), "model", MAX_NAME_CHARS),
-        messages=messages,
-        stream=stream,
-        include_usage=_include_usage(present.get("stream_options"), stream),
-        max_tokens=_max_tokens(present),
-        stop=_stop(present.get("stop")),
-        seed=integer(present, "seed", -INT64 - 1, INT64),
-        temperature=number(present, "temperature", 0, 2, 1.0),
-        top_p=number(present, "top_p", 0, 1, 1.0),
-        top_k=max(0, integer(present, "top_k", -1, INT32) or 0),  # -1 is what other engines call "all"
-        ignore_eos=boolean(present, "ignore_eos"),
-        min_p=number(present, "min_p", 0, 1, 0.0),
-        repetition_penalty=number(present, "repetition_penalty", *REPETITION, 1.0),
-        frequency_penalty=number(present, "frequency_penalty", -2, 2, 0.0),
-        presence_penalty=number(present, "presence_penalty", -2, 2, 0.0),
-        logit_bias=logit_bias(present.get("logit_bias")),
-        min_tokens=_min_tokens(present),
-        stop_token_ids=stop_token_ids(present.get("stop_token_ids")),
+        **decoding_of(present),
+        max_tokens=most,
+        min_tokens=min_tokens_of(present, most),
         top_logprobs=top_logprobs(present),
         ignored=(*ignored, *more)[:MAX_IGNORED],
+        messages=messages,
+        tools=tools_of(present),
+        continue_final_message=_continues(present, messages),
+        template_kwargs=_template_kwargs(present.get("chat_template_kwargs")),
     )
 
 
-def _messages(value: Any) -> tuple[tuple[Message, ...], list[str]]:
-    if not isinstance(value, list):
-        raise wrong_type("messages", "a list of messages", value)
-    if not value:
-        raise invalid("'messages' is empty: send at least one message.", "messages", "empty_array")
-    if len(value) > MAX_MESSAGES:
+def check_labels(present: Json) -> None:
+    """Fields that name whom or what a request is for, and change nothing of its answer."""
+    for name in ("user", "safety_identifier", "prompt_cache_key"):
+        if name in present and present[name] != "":
+            text(present[name], name, MAX_LABEL_CHARS)
+    metadata = present.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise wrong_type("metadata", "an object of strings", metadata)
+    if len(metadata) > MAX_METADATA:
+        raise invalid(f"'metadata' has more than {MAX_METADATA} entries.", "metadata", "object_above_max_properties")
+    for name, value in metadata.items():
+        if not isinstance(value, str) or len(name) > 64 or len(value) > MAX_LABEL_CHARS:
+            raise invalid(
+                f"'metadata' takes names of 64 and values of {MAX_LABEL_CHARS} characters.", "metadata", "invalid_value"
+            )
+
+
+def _continues(present: Json, messages: tuple[Message, ...]) -> bool:
+    """vLLM's pair of fields: the prompt ends within the last message, instead of where the next one begins."""
+    continues = boolean(present, "continue_final_message")
+    begins = present.get("add_generation_prompt") is None or boolean(present, "add_generation_prompt")
+    if not continues and not begins:
         raise invalid(
-            f"'messages' has {len(value)} entries, at most {MAX_MESSAGES} are taken.",
-            "messages",
-            "array_above_max_length",
+            "'add_generation_prompt' false needs continue_final_message: else nothing says whose turn it is.",
+            "add_generation_prompt",
+            "invalid_parameter_combination",
         )
-    ignored: list[str] = []
-    messages = tuple(_message(item, f"messages[{index}]", ignored) for index, item in enumerate(value))
-    if sum(len(message.content) for message in messages) > MAX_PROMPT_CHARS:
+    if continues and present.get("add_generation_prompt"):
         raise invalid(
-            f"The messages have more than {MAX_PROMPT_CHARS} characters together: shorten them.",
-            "messages",
-            "context_length_exceeded",
+            "'continue_final_message' goes on with a message, 'add_generation_prompt' begins one: send one of them.",
+            "continue_final_message",
+            "invalid_parameter_combination",
         )
-    return messages, ignored
+    last = messages[-1]
+    if continues and (last.role != "assistant" or not last.content.strip() or last.tool_calls):
+        raise invalid(
+            "'continue_final_message' needs a last message of role assistant with text.",
+            "continue_final_message",
+            "invalid_value",
+        )
+    return continues
 
 
-def _message(value: Any, where: str, ignored: list[str]) -> Message:
-    if not isinstance(value, dict):
-        raise wrong_type(where, "an object", value)
-    present = {name: item for name, item in value.items() if item is not None}
-    _note(ignored, refuse_unsupported(present, MESSAGE_HONOURED, MESSAGE_UNSUPPORTED, f"{where}."))
-    role = required(present, "role", f"{where}.")
-    if not isinstance(role, str) or role not in ROLES:
-        raise invalid(f"'{where}.role' must be one of {', '.join(ROLES)}.", f"{where}.role", "invalid_value")
-    if role == "tool":
-        text(required(present, "tool_call_id", f"{where}."), f"{where}.tool_call_id", MAX_NAME_CHARS)
-    elif "tool_call_id" in present:
-        raise invalid(f"'{where}.tool_call_id' is for role tool only.", f"{where}.tool_call_id", "invalid_value")
-    return Message(ROLES[role], _content(required(present, "content", f"{where}."), f"{where}.content", ignored))
-
-
-def _note(ignored: list[str], names: list[str]) -> None:
-    ignored.extend(names[: MAX_IGNORED - len(ignored)])
-
-
-def _content(value: Any, where: str, ignored: list[str]) -> str:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise wrong_type(where, "a string or a list of text parts", value)
-    return "\n".join(_part(part, f"{where}[{index}]", ignored) for index, part in enumerate(value))
-
-
-def _part(value: Any, where: str, ignored: list[str]) -> str:
-    if not isinstance(value, dict):
-        raise wrong_type(where, "an object", value)
-    kind = required(value, "type", f"{where}.")
-    if kind != "text":
-        raise invalid(f"'{where}' is not text: this model reads text parts only.", where, "unsupported_content_type")
-    found = required(value, "text", f"{where}.")
-    if not isinstance(found, str):
-        raise wrong_type(f"{where}.text", "a string", found)
-    _note(ignored, [f"{where}.{name}" for name in value if name not in ("type", "text")])
-    return found
-
-
-def _include_usage(value: Any, stream: bool) -> bool:
+def _template_kwargs(value: Any) -> Json:
     if value is None:
-        return False
+        return {}
     if not isinstance(value, dict):
-        raise wrong_type("stream_options", "an object", value)
-    if not stream:
-        raise invalid("'stream_options' is for streams only: set stream to true.", "stream_options", "invalid_value")
-    if value.get("include_obfuscation"):
-        raise invalid(
-            "'stream_options.include_obfuscation' is not supported here yet: leave it out or send false.",
-            "stream_options.include_obfuscation",
-            "unsupported_parameter",
-        )
-    return boolean(value, "include_usage", "stream_options.")
-
-
-def _unknown_options(value: Any) -> list[str]:
-    known = ("include_usage", "include_obfuscation")
-    return [name for name in value if name not in known] if isinstance(value, dict) else []
+        raise wrong_type("chat_template_kwargs", "an object", value)
+    for name in value:
+        if name in RESERVED_KWARGS:
+            raise invalid(
+                "'chat_template_kwargs' has a name that the request says elsewhere: take it out.",
+                "chat_template_kwargs",
+                "invalid_value",
+            )
+    return value
 
 
 def _max_tokens(present: Json) -> int | None:
@@ -224,21 +143,4 @@ def _max_tokens(present: Json) -> int | None:
     return older if newer is None else newer
 
 
-def _stop(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list):
-        raise wrong_type("stop", "a string or a list of strings", value)
-    if len(stops) > MAX_STOPS:
-        raise invalid(f"'stop' has more than {MAX_STOPS} strings.", "stop", "array_above_max_length")
-    where = "stop" if isinstance(value, str) else "stop[{}]"
-    return tuple(text(item, where.format(index), MAX_STOP_CHARS) for index, item in enumerate(stops))
-
-
-def _min_tokens(present: Json) -> int:
-    least = integer(present, "min_tokens", 0, INT32) or 0
-    most = _max_tokens(present)
-    if most is not None and least > most:
-        raise invalid("'min_tokens' is larger than 'max_tokens'.", "min_tokens", "invalid_parameter_combination")
-    return least
+__all__ = ["MAX_PROMPT_CHARS", "ChatRequest", "Message", "chat_request", "parse_json"]

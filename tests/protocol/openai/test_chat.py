@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from edgeproxy.protocol.openai.chat import (
+    Choice,
     Completion,
     CompletionStream,
     TokenLogprob,
@@ -34,7 +35,7 @@ def parsed(event: bytes) -> dict[str, Any]:
 
 
 def test_a_whole_answer_has_every_key_of_the_schema() -> None:
-    value = orjson.loads(Completion("id", 7, "m", "fp").whole("hello", "stop", USAGE))
+    value = orjson.loads(Completion("id", 7, "m", "fp").whole([Choice("hello", "stop")], USAGE))
     assert value == {
         "id": "id",
         "object": "chat.completion",
@@ -95,7 +96,7 @@ def test_log_probabilities_are_shaped_as_openai_does() -> None:
     for event in (stream.text("a", [told]), stream.finish("stop", [told])):
         assert parsed(event)["choices"][0]["logprobs"] == expected
     assert parsed(stream.finish("stop", []))["choices"][0]["logprobs"] is None
-    whole = orjson.loads(Completion("id", 7, "m", "fp").whole("a", "stop", USAGE, [told]))
+    whole = orjson.loads(Completion("id", 7, "m", "fp").whole([Choice("a", "stop", [told])], USAGE))
     assert whole["choices"][0]["logprobs"] == expected
 
 

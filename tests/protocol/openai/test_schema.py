@@ -93,7 +93,7 @@ def test_null_means_absent(name: str) -> None:
     assert chat_request(body(**{name: None})) == chat_request(body())
 
 
-@pytest.mark.parametrize(("name", "value"), [("n", True), ("logprobs", 0), ("store", 0), ("n", 2), ("logprobs", 1)])
+@pytest.mark.parametrize(("name", "value"), [("n", True), ("logprobs", 0), ("store", 0), ("logprobs", 1)])
 def test_what_only_looks_neutral_is_refused(name: str, value: Any) -> None:
     assert refused(**{name: value}).param == name
 
@@ -115,7 +115,7 @@ def test_fields_that_nobody_defines_are_named_and_few() -> None:
     assert few.ignored == ("foo", "messages[0].weight")
 
 
-WRONG = [
+WRONG: list[tuple[str, Any, str, str | None]] = [
     ("model", None, "model", "missing_required_parameter"),
     ("model", 5, "model", "invalid_type"),
     ("model", "", "model", "empty_string"),
@@ -138,7 +138,43 @@ WRONG = [
     ("messages", [{"role": "user", "content": [{"type": "input_audio"}]}], "messages[0].content[0]", None),
     ("messages", [{"role": "tool", "content": "a"}], "messages[0].tool_call_id", "missing_required_parameter"),
     ("messages", [{"role": "user", "content": "a", "tool_call_id": "x"}], "messages[0].tool_call_id", None),
-    ("messages", [{"role": "user", "content": "a", "name": "bob"}], "messages[0].name", "unsupported_parameter"),
+    ("messages", [{"role": "user", "content": "a", "name": ""}], "messages[0].name", "empty_string"),
+    ("messages", [{"role": "user", "content": "a", "tool_calls": [{}]}], "messages[0].tool_calls", "invalid_value"),
+    ("messages", [{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function", None),
+    ("messages", [{"role": "assistant", "tool_calls": 5}], "messages[0].tool_calls", "invalid_type"),
+    ("messages", [{"role": "assistant"}], "messages[0].content", "missing_required_parameter"),
+    ("tools", {}, "tools", "invalid_type"),
+    ("tools", [5], "tools[0]", "invalid_type"),
+    ("tools", [{"type": "web_search"}], "tools[0].type", "invalid_value"),
+    ("tools", [{"type": "function", "function": {"name": "a b"}}], "tools[0].function.name", "invalid_value"),
+    (
+        "tools",
+        [{"type": "function", "function": {"name": "a", "parameters": []}}],
+        "tools[0].function.parameters",
+        None,
+    ),
+    ("tools", [{"type": "function", "function": {"name": "a"}}] * 2, "tools", "invalid_value"),
+    ("tools", [{"type": "function", "function": {"name": "a"}}] * 129, "tools", "array_above_max_length"),
+    ("tool_choice", "required", "tool_choice", None),
+    ("parallel_tool_calls", "no", "parallel_tool_calls", "invalid_type"),
+    ("response_format", "json", "response_format", "invalid_type"),
+    ("response_format", {}, "response_format.type", "missing_required_parameter"),
+    ("response_format", {"type": "xml"}, "response_format.type", "invalid_value"),
+    ("response_format", {"type": "text", "schema": {}}, "response_format.schema", "unsupported_parameter"),
+    ("response_format", {"type": "json_schema"}, "response_format.json_schema", "missing_required_parameter"),
+    ("response_format", {"type": "json_schema", "json_schema": {}}, "response_format.json_schema.name", None),
+    ("structured_outputs", {"regex": "a", "choice": ["b"]}, "structured_outputs", "invalid_value"),
+    ("structured_outputs", {"choice": []}, "structured_outputs.choice", "invalid_type"),
+    ("guided_json", "{", "guided_json", "invalid_value"),
+    ("guided_regex", "", "guided_regex", "empty_string"),
+    ("n", 0, "n", "integer_below_min_value"),
+    ("n", 17, "n", "integer_above_max_value"),
+    ("priority", 1001, "priority", "integer_above_max_value"),
+    ("metadata", {"a": 5}, "metadata", "invalid_value"),
+    ("user", 5, "user", "invalid_type"),
+    ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs", "invalid_value"),
+    ("continue_final_message", True, "continue_final_message", "invalid_value"),
+    ("add_generation_prompt", False, "add_generation_prompt", "invalid_parameter_combination"),
     ("messages", [{"role": "user", "content": "a"}] * 4097, "messages", "array_above_max_length"),
     ("stream", 1, "stream", "invalid_type"),
     ("stream", "true", "stream", "invalid_type"),

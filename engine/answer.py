@@ -1,0 +1,179 @@
+"""One generation as text, and several as the choices of one request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from edgeproxy.protocol.node.blocks import Prefix
+from edgeproxy.protocol.openai.chat import Usage
+from edgeproxy.protocol.openai.errors import ApiError
+from engine.loop import Generation
+from engine.sequence import Delta, Timing
+from engine.step import Finish
+from engine.text.reader import Piece, Reader
+
+
+class Opening(NamedTuple):
+    """What was decided for a request, and what a node that resumes it must be told."""
+
+    seed: int
+    max_tokens: int
+
+
+class Answer:
+    """One generation as text. `next` until a piece has a finish reason; `abort` at any time."""
+
+    def __init__(
+        self,
+        generation: Generation | None,
+        reader: Reader,
+        opening: Opening,
+        prompt_tokens: int,
+        replayed: Piece | None = None,
+        again: int = 0,
+    ) -> None:
+        """`replayed`: what another node sampled, read again; with a finish reason where nothing is left to generate.
+        `again`: how many tokens behind those it had sampled, too."""
+        self._generation = generation
+        self._reader = reader
+        self.opening = opening
+        self._prompt_tokens = prompt_tokens
+        self._replayed = replayed
+        self.again = again
+        self._cached = 0
+        self.submitted = generation.submitted if generation is not None else 0.0
+        """When the engine got it: monotonic clock, seconds."""
+        self.timing: Timing | None = None
+        """Known from the first piece on."""
+        self.prefix: Prefix | None = None
+        """The prompt's full blocks, known at the same time."""
+
+    async def next(self) -> Piece:
+        """The next piece with tokens or a finish reason; its text may be empty.
+
+        Raises ApiError where the engine refused the request, failed at it, or was told to abort it.
+        """
+        if self._generation is None:
+            assert self._replayed is not None
+            return self._replayed
+        while True:
+            delta = await self._generation.next()
+            if delta.timing is not None:
+                # A resumed answer finds the KV of its own tokens too: those are no part of the prompt.
+                self.timing, self._cached = delta.timing, min(delta.cached, self._prompt_tokens)
+                self.prefix = delta.prefix
+            piece = self._read(delta)
+            if piece.ids or piece.finish:
+                return self._with_replayed(piece)
+
+    def abort(self) -> None:
+        if self._generation is not None:
+            self._generation.abort()
+
+    def usage(self) -> Usage:
+        """So far."""
+        return Usage(self._prompt_tokens, self._reader.tokens, self._cached)
+
+    def _read(self, delta: Delta) -> Piece:
+        piece = self._reader.read(delta.tokens, delta.logprobs)
+        if piece.finish:
+            self.abort()
+            return piece
+        match delta.finish:
+            case None:
+                return piece
+            case Finish.STOP | Finish.LENGTH:
+                return self._reader.end(piece, "stop" if delta.finish is Finish.STOP else "length")
+            case Finish.ABORT:
+                raise ApiError(503, "This node ended the request: try another node.", code="aborted")
+            case Finish.ERROR:
+                raise ApiError(500, "The engine failed at this request: try another node.", code="engine_failed")
+
+    def _with_replayed(self, piece: Piece) -> Piece:
+        replayed, self._replayed = self._replayed, None
+        if replayed is None:
+            return piece
+        return replace(piece, events=replayed.events + piece.events, logprobs=replayed.logprobs + piece.logprobs)
+
+
+class Group(NamedTuple):
+    """The answers to one prompt."""
+
+    first: Answer
+    others: Callable[[], list[Answer]]
+    """Begins them; called when the first has its first token, so that they find its prompt computed."""
+
+
+class Choices:
+    """The answers to one request: `groups` of `n` each, in the order of their indexes."""
+
+    def __init__(self, groups: list[Group], n: int, *, resumable: bool = True) -> None:
+        """`resumable`: another node could go on with it, from its tokens alone."""
+        self._n = n
+        self._waiting = {index * n: group.others for index, group in enumerate(groups)} if n > 1 else {}
+        self.answers: dict[int, Answer] = {index * n: group.first for index, group in enumerate(groups)}
+        self._next: dict[asyncio.Task[Piece], int] = {}
+        self._live = set(self.answers)
+        self.count = len(groups) * n
+        self.resumable = resumable and self.count == 1
+
+    @property
+    def first(self) -> Answer:
+        return self.answers[0]
+
+    async def next(self) -> tuple[int, Piece]:
+        """Which answer, and its next piece; as often as `done` is false. Raises ApiError, and is then over."""
+        if self.count == 1:
+            piece = await self.first.next()
+            self._live = self._live if piece.finish is None else set()
+            return 0, piece
+        if not self._next:
+            for index in sorted(self._live):
+                self._ask(index)
+        done, _ = await asyncio.wait(self._next, return_when=asyncio.FIRST_COMPLETED)
+        task = min(done, key=lambda found: self._next[found])
+        index = self._next.pop(task)
+        piece = task.result()
+        self._begin_others(index)
+        if piece.finish is None:
+            self._ask(index)
+        else:
+            self._live.discard(index)
+        return index, piece
+
+    @property
+    def done(self) -> bool:
+        return not self._live
+
+    def abort(self) -> None:
+        """Ends all of them. Harmless when they have ended."""
+        self._waiting.clear()
+        for task in self._next:
+            task.cancel()
+        for answer in self.answers.values():
+            answer.abort()
+
+    def usage(self) -> Usage:
+        """So far. Each prompt counts once."""
+        told = {index: answer.usage() for index, answer in self.answers.items()}
+        firsts = [usage for index, usage in told.items() if index % self._n == 0]
+        return Usage(
+            sum(usage.prompt for usage in firsts),
+            sum(usage.completion for usage in told.values()),
+            sum(usage.cached for usage in firsts),
+        )
+
+    def _ask(self, index: int) -> None:
+        self._next[asyncio.create_task(self.answers[index].next())] = index
+
+    def _begin_others(self, index: int) -> None:
+        others = self._waiting.pop(index, None)
+        if others is None:
+            return
+        for offset, answer in enumerate(others(), 1):
+            self.answers[index + offset] = answer
+            self._live.add(index + offset)
+            self._ask(index + offset)

@@ -1,0 +1,179 @@
+"""Tools over HTTP: calls that the model writes, calls that it must write, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from engine.text.template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from tests.engine.fake_executor import FakeExecutor
+from tests.engine.serving import LIMITS, chat_call, says, serving
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Bonn", "Köln"]}, "days": {"type": "integer"}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+ARGUMENTS = {"city": "Köln", "days": 3}
+ONE = f"<tool_call>\n{json.dumps({'name': 'get_weather', 'arguments': ARGUMENTS}, ensure_ascii=False)}\n</tool_call>"
+TWO = f'{ONE}\n<tool_call>\n{{"name": "clock", "arguments": {{}}}}\n</tool_call>'
+
+
+def executor(tokenizer: Tokenizer, text: str, *, ends: bool = True) -> FakeExecutor:
+    return FakeExecutor(script=says(tokenizer, text, ends=ends), built_for=LIMITS)
+
+
+async def answer(
+    tokenizer: Tokenizer, template: ChatTemplate, text: str, *, stream: bool = False, ends: bool = True, **fields: Any
+) -> dict[str, Any]:
+    """The message and its finish reason, put together from its pieces where it is streamed."""
+    fields = {"tools": [WEATHER, CLOCK]} | fields
+    async with serving(executor(tokenizer, text, ends=ends), tokenizer, template) as served:
+        call = await chat_call(served.app, stream=stream, **fields).done()
+        assert call.status == 200, call.body
+        if not stream:
+            choice = call.json()["choices"][0]
+            return {**choice["message"], "finish": choice["finish_reason"]}
+        return put_together(call.chunks())
+
+
+def put_together(chunks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {"content": "", "tool_calls": []}
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        found["content"] += choice["delta"].get("content") or ""
+        found["finish"] = choice["finish_reason"]
+        for call in choice["delta"].get("tool_calls", ()):
+            if "id" in call:
+                assert call["index"] == len(found["tool_calls"])
+                found["tool_calls"].append(
+                    {"id": call["id"], "function": {"name": call["function"]["name"], "arguments": ""}}
+                )
+            found["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return found
+
+
+def calls(message: dict[str, Any]) -> list[tuple[str, Any]]:
+    ids = [call["id"] for call in message["tool_calls"]]
+    assert len(set(ids)) == len(ids)
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_that_the_model_writes_are_told_as_calls(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, stream: bool
+) -> None:
+    message = await answer(tokenizer, chat_template, f"I look.\n{TWO}", stream=stream)
+    assert calls(message) == [("get_weather", ARGUMENTS), ("clock", {})]
+    assert (message["content"], message["finish"]) == ("I look.", "tool_calls")
+
+
+async def test_an_answer_of_calls_alone_has_no_content(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
+    assert (await answer(tokenizer, chat_template, ONE))["content"] is None
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": None}])
+async def test_where_no_tool_may_be_called_a_call_is_text(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, fields: dict[str, Any]
+) -> None:
+    message = await answer(tokenizer, chat_template, ONE, **fields)
+    assert (message["content"], message["finish"]) == (ONE, "stop")
+    assert "tool_calls" not in message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"get_weather", "clock"}),
+        ({"type": "function", "function": {"name": "clock"}}, {"clock"}),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "clock"}}]},
+            },
+            {"clock"},
+        ),
+    ],
+)
+async def test_a_call_that_is_required_comes_whatever_the_model_would_say(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, choice: Any, names: set[str], stream: bool
+) -> None:
+    message = await answer(tokenizer, chat_template, "I would rather not.", tool_choice=choice, stream=stream)
+    assert {name for name, _ in calls(message)} <= names
+    assert message["finish"] == "tool_calls"
+    assert not message["content"]
+
+
+async def test_one_call_is_all_where_calls_may_not_be_parallel(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    for choice in ("auto", "required"):
+        message = await answer(tokenizer, chat_template, TWO, parallel_tool_calls=False, tool_choice=choice)
+        assert calls(message) == [("get_weather", ARGUMENTS)]
+
+
+async def test_strict_arguments_follow_their_schema_where_the_model_need_not_call(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    wrong = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Köln"}}\n</tool_call>'
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+    loose = await answer(tokenizer, chat_template, wrong)
+    assert calls(loose) == [("get_weather", {"town": "Köln"})]
+    held = await answer(tokenizer, chat_template, wrong, tools=[strict])
+    assert set(calls(held)[0][1]) == {"city", "days"}
+    free = await answer(tokenizer, chat_template, "No need.", tools=[strict])
+    assert free["content"] == "No need."
+
+
+async def test_a_call_that_is_cut_says_so(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
+    message = await answer(tokenizer, chat_template, TWO, max_tokens=20)
+    assert message["finish"] == "length"
+
+
+async def test_the_model_is_shown_tools_and_what_came_of_calls(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    messages = [
+        {"role": "user", "content": "Weather in Köln?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Köln"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "Rain."},
+    ]
+    fake = executor(tokenizer, "It rains.")
+    async with serving(fake, tokenizer, chat_template) as served:
+        await chat_call(served.app, tools=[WEATHER], messages=messages).done()
+    prompt = b"".join(tokenizer.bytes_of(token) for plan in fake.plans for token in plan.rows[0].tokens).decode()
+    assert json.dumps(WEATHER, ensure_ascii=False) in prompt
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>' in prompt
+    assert "<tool_response>\nRain.\n</tool_response>" in prompt
+
+
+async def test_a_schema_that_cannot_be_enforced_is_refused_only_where_it_must_be(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    odd = {"type": "function", "function": {"name": "odd", "parameters": {"type": "object", "not": {}}}}
+    async with serving(executor(tokenizer, "Hi."), tokenizer, chat_template) as served:
+        assert (await chat_call(served.app, tools=[odd]).done()).status == 200
+        call = await chat_call(served.app, tools=[odd], tool_choice="required").done()
+    assert call.status == 400
+    assert (call.json()["error"]["param"], call.json()["error"]["code"]) == ("tools", "unsupported_schema")
+    assert "not" in call.json()["error"]["message"]

@@ -1,0 +1,178 @@
+"""However an answer is cut into pieces, it has the same calls; what is no call is text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.text.tools.events import Arguments, CallStart, Event, Parser, joined, size_of, without
+from engine.text.tools.hermes import HermesParser
+from engine.text.tools.llama import LlamaJsonParser
+from engine.text.tools.mistral import MistralParser
+from engine.text.tools.pythonic import PythonicParser
+
+NAMES = frozenset({"f", "get_weather"})
+Make = Callable[[frozenset[str]], Parser]
+PARSERS: list[Make] = [HermesParser, LlamaJsonParser, MistralParser, PythonicParser]
+ARGUMENTS = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.text(max_size=5)
+    | st.sampled_from(['"', "\\", "</tool_call>", "{["]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=6,
+)
+CALL: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["f", "get_weather", "unknown"]),
+        "arguments": st.dictionaries(st.text(max_size=3), ARGUMENTS, max_size=2),
+    }
+)
+PIECES = st.one_of(
+    CALL.map(json.dumps),
+    CALL.map(lambda call: f"<tool_call>\n{json.dumps(call)}\n</tool_call>"),
+    CALL.map(lambda call: json.dumps({"arguments": call["arguments"], "name": call["name"]})),
+    CALL.map(lambda call: f"[TOOL_CALLS]{call['name']}[ARGS]{json.dumps(call['arguments'])}"),
+    CALL.map(
+        lambda call: f"[{call['name']}({', '.join(f'a{i}={v!r}' for i, v in enumerate(call['arguments'].values()))})]"
+    ),
+    st.sampled_from(
+        [
+            "<tool_call>",
+            "</tool_call>",
+            "<tool",
+            "[TOOL_CALLS]",
+            "[TOOL",
+            "{",
+            "}",
+            "[",
+            "]",
+            ";",
+            ",",
+            " ",
+            "\n",
+            "\\",
+            '"',
+            "f(",
+            "<|python_tag|>",
+        ]
+    ),
+    st.text(max_size=6),
+)
+ANSWERS = st.lists(PIECES, max_size=6).map("".join)
+
+
+def read(make: Make, pieces: Sequence[str]) -> list[Event]:
+    parser = make(NAMES)
+    events = [event for piece in pieces for event in parser.push(piece)]
+    return joined([*events, *parser.finish()])
+
+
+def cut(text: str, cuts: list[int]) -> list[str]:
+    at = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[a:b] for a, b in pairwise(at)]
+
+
+def calls(events: list[Event]) -> list[tuple[str, object]]:
+    starts = [event for event in events if isinstance(event, CallStart)]
+    assert [start.call for start in starts] == list(range(len(starts)))
+    texts = ["".join(e.text for e in events if isinstance(e, Arguments) and e.call == s.call) for s in starts]
+    return [(start.name, json.loads(text)) for start, text in zip(starts, texts, strict=True)]
+
+
+def texts(events: list[Event]) -> str:
+    return "".join(event for event in events if isinstance(event, str))
+
+
+@settings(max_examples=150)
+@given(make=st.sampled_from(PARSERS), text=ANSWERS, cuts=st.lists(st.integers(0, 10_000), max_size=12))
+def test_any_cut_gives_what_the_whole_gives(make: Make, text: str, cuts: list[int]) -> None:
+    whole = read(make, [text])
+    assert read(make, cut(text, cuts)) == whole
+    assert read(make, list(text)) == whole
+
+
+@settings(max_examples=60)
+@given(make=st.sampled_from(PARSERS), text=ANSWERS, at=st.integers(0, 10_000))
+def test_what_was_told_of_a_beginning_is_the_beginning_of_what_is_told(make: Make, text: str, at: int) -> None:
+    parser = make(NAMES)
+    told = joined(parser.push(text[: at % (len(text) + 1)]))
+    skip = sum(map(size_of, told))
+    rest = read(make, [text])
+    while skip and skip >= size_of(rest[0]):
+        skip -= size_of(rest.pop(0))
+    if rest:
+        rest[0] = without(rest[0], skip)
+    assert joined([*told, *rest]) == read(make, [text])
+
+
+WEATHER = {"name": "get_weather", "arguments": {"city": "Köln", "when": ["now", "</tool_call>"]}}
+F = {"name": "f", "arguments": {}}
+
+
+@pytest.mark.parametrize(
+    ("make", "answer"),
+    [
+        (HermesParser, f"<tool_call>\n{json.dumps(WEATHER)}\n</tool_call>\n<tool_call>{json.dumps(F)}</tool_call>"),
+        (HermesParser, f"<tool_call>{json.dumps([WEATHER, F])}</tool_call>"),
+        (HermesParser, f"<tool_call>{json.dumps(WEATHER)}<tool_call>{json.dumps(F)}"),
+        (LlamaJsonParser, f"{json.dumps(WEATHER)}; {json.dumps(F).replace('arguments', 'parameters')}"),
+        (LlamaJsonParser, f"<|python_tag|>{json.dumps(WEATHER)};{json.dumps(F)}"),
+        (MistralParser, f"[TOOL_CALLS][{json.dumps(WEATHER)}, {json.dumps(F)}]"),
+        (MistralParser, "[TOOL_CALLS]get_weather[ARGS]" + json.dumps(WEATHER["arguments"]) + "[TOOL_CALLS]f{}"),
+        (PythonicParser, "[get_weather(city='Köln', when=[\"now\", '</tool_call>']), f()]"),
+    ],
+)
+def test_each_format_is_read(make: Make, answer: str) -> None:
+    events = read(make, [answer])
+    assert calls(events) == [("get_weather", WEATHER["arguments"]), ("f", {})]
+    assert texts(events) == ""
+
+
+@pytest.mark.parametrize("make", PARSERS)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Plain text, with a < and a [ and a { in it.",
+        '{"name": "unknown", "arguments": {}}',
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call> and more',
+        "<tool_call>no JSON</tool_call>",
+        '<tool_call>{"name": "f"',
+        "[1, 2, 3] are numbers",
+        "[unknown(a=1)]",
+        "[TOOL_CALLS]unknown[ARGS]{}",
+        "[f(open('x'))]",
+        "[" * 3000 + "]" * 3000,
+        "",
+    ],
+)
+def test_what_is_no_call_is_text(make: Make, answer: str) -> None:
+    events = read(make, [answer])
+    assert calls(events) == []
+    assert texts(events) == answer
+
+
+def test_text_around_calls_is_kept() -> None:
+    events = read(HermesParser, [f"I look it up.\n<tool_call>{json.dumps(F)}</tool_call>\n Then more."])
+    assert (calls(events), texts(events)) == ([("f", {})], "I look it up.Then more.")
+
+
+def test_arguments_are_told_before_the_call_is_complete() -> None:
+    parser = HermesParser(NAMES)
+    told = parser.push('<tool_call>{"name": "f", "arguments": {"a": "on')
+    assert joined(told) == [CallStart(0, "f"), Arguments(0, '{"a": "on')]
+    assert joined(parser.push('e"}')) == [Arguments(0, 'e"}')]
+
+
+@pytest.mark.parametrize("make", PARSERS)
+def test_a_long_answer_takes_time_in_proportion(make: Make) -> None:
+    """Quadratic work on 200,000 pieces would not end."""
+    text = '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 200_000
+    assert sum(map(size_of, read(make, list(text)))) > 0
