@@ -18,7 +18,7 @@ from edgeproxy.access.tenants import Tenant
 from edgeproxy.admin import Admin, Known
 from edgeproxy.config import Address, Config
 from edgeproxy.gateway.account import Account
-from edgeproxy.gateway.app import CHAT_PATH, AsgiApp, Gateway
+from edgeproxy.gateway.app import ROUTED, AsgiApp, Gateway
 from edgeproxy.gateway.route import model_not_found
 from edgeproxy.observe.burn import Burn
 from edgeproxy.observe.fleet import NodeView
@@ -113,7 +113,7 @@ def _public_routes(fleet: Fleet, keys: Keys, started: int, reloads: ReloadStatus
             return json({"status": "ready"})
         raise ApiError(503, "no node is ready yet; try again", "not_ready", headers=((b"retry-after", b"1"),))
 
-    async def chat(request: Request) -> Response:
+    async def generate(request: Request) -> Response:
         raise ApiError(405, "use POST", "method_not_allowed", headers=((b"allow", b"POST"),))
 
     return [
@@ -121,7 +121,10 @@ def _public_routes(fleet: Fleet, keys: Keys, started: int, reloads: ReloadStatus
         Route("/v1/models/{name:path}", model),
         Route("/healthz", alive),
         Route("/readyz", ready),
-        Route(CHAT_PATH, chat, methods=["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]),
+        *(
+            Route(path, generate, methods=["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"])
+            for path in sorted(ROUTED)
+        ),
     ]
 
 

@@ -75,7 +75,8 @@ async def test_ready_is_when_a_node_is(tmp_path: Path) -> None:
     [
         ("GET", "/", 404, "not_found"),
         ("GET", "/v1/nothing", 404, "not_found"),
-        ("POST", "/v1/completions", 404, "not_found"),
+        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("POST", "/v1/chat/completions/", 404, "not_found"),
         ("GET", "/healthz/", 404, "not_found"),
         ("GET", "/metrics", 404, "not_found"),

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import orjson
 
 from edgeproxy.gateway.decisions import Choice, Decisions
+from edgeproxy.gateway.paths import CHAT_PATH
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.observe.outcomes import Outcomes
@@ -33,6 +34,8 @@ class Call:
     """The first byte of the request, as the listener read it."""
     protocol: str
     client_rtt_s: float | None
+    path: bytes = CHAT_PATH.encode()
+    """What it asks a node for."""
     tenant: str = ""
     disclose: bool = False
     """Whether the client may see timings and topology."""

@@ -35,7 +35,7 @@ class ChatRequest(NamedTuple):
     priority: int | None = None
     """As the client asked; it does not stand in `body` any more."""
     prompt: bytes = b""
-    """What nodes could find in their caches: tools and messages, as JSON."""
+    """What nodes could find in their caches: tools and messages, or a prompt, as JSON."""
     session: bytes | None = None
     """`prompt_cache_key`, else `user`: requests that name the same one probably begin alike."""
 
@@ -97,7 +97,7 @@ def parse_chat(body: bytes) -> ChatRequest:
     priority = None
     if "priority" in value:
         priority = _priority(value.pop("priority"))
-        body = orjson.dumps(value)
+        body = _dumped(value)
     return ChatRequest(body, model, bool(stream), priority, _prompt(value), _session(value))
 
 
@@ -121,7 +121,17 @@ def _priority(value: object) -> int | None:
 
 def _prompt(value: dict[str, Any]) -> bytes:
     messages, tools = value.get("messages"), value.get("tools")
-    return orjson.dumps(messages) if tools is None else orjson.dumps([tools, messages])
+    if messages is None:
+        return _dumped(value.get("prompt", value.get("tokens")))
+    return _dumped(messages if tools is None else [tools, messages])
+
+
+def _dumped(value: object) -> bytes:
+    """Raises ApiError 400."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        raise invalid("the body is nested too deeply", code="invalid_json") from None
 
 
 def _session(value: dict[str, Any]) -> bytes | None:

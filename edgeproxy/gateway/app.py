@@ -1,4 +1,4 @@
-"""The proxy's front door, plain ASGI: chat completions are served here, all else by the application behind it."""
+"""The proxy's front door, plain ASGI: what nodes answer is served here, all else by the application behind it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from edgeproxy.gateway.admit import Fields, may_see_details, read_chat, request_
 from edgeproxy.gateway.answer import Answer, whole
 from edgeproxy.gateway.controls import controls
 from edgeproxy.gateway.course import Course
+from edgeproxy.gateway.paths import CHAT_PATH, ROUTED
 from edgeproxy.gateway.relay import Relay
 from edgeproxy.gateway.route import Router
 from edgeproxy.gateway.watch import ClientGone, Message, Receive, Send, Watch
@@ -29,7 +30,6 @@ from edgeproxy.wire.ingress import Ingress, ingress
 Scope = MutableMapping[str, Any]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-CHAT_PATH = "/v1/chat/completions"
 CLIENT_CLOSED = 499
 """Status in log and metrics of a request whose client left before any answer (nginx's convention)."""
 
@@ -51,7 +51,7 @@ class Gateway:
         rest: AsgiApp,
         rng: Random,
     ) -> None:
-        """`rest` answers everything but chat completions, and asks for keys itself."""
+        """`rest` answers everything that nodes do not, and asks for keys itself."""
         self._fleet = fleet
         self._keys = keys
         self._hosts = hosts
@@ -72,9 +72,10 @@ class Gateway:
         fields: Fields = dict(scope["headers"])
         identity = request_id(fields, self._rng)
         answer = Answer(send, identity)
-        if scope["path"] == CHAT_PATH and scope["method"] == "POST":
+        if scope["path"] in ROUTED and scope["method"] == "POST":
             known = ingress(scope)
             call = _open(identity, known)
+            call.path = scope["path"].encode("ascii")
             try:
                 await self._guarded(self._chat(scope, fields, known, receive, answer, call), answer, call)
             finally:
@@ -152,4 +153,4 @@ def _open(identity: bytes, known: Ingress | None) -> Call:
     return Call(identity, known.first_byte, known.protocol, known.rtt())
 
 
-__all__ = ["CHAT_PATH", "AsgiApp", "Gateway", "Message", "Receive", "Scope", "Send"]
+__all__ = ["CHAT_PATH", "ROUTED", "AsgiApp", "Gateway", "Message", "Receive", "Scope", "Send"]

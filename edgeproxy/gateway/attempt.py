@@ -21,7 +21,6 @@ from edgeproxy.routing.budget import node_terms
 from edgeproxy.upstream.h1 import Response, UpstreamError
 from edgeproxy.upstream.node import Node
 
-CHAT = b"/v1/chat/completions"
 MAX_WHOLE_BYTES = 16 * 2**20
 """An answer that is not streamed is held back to its end up to this size, so that a truncated one can be retried."""
 MAX_HELD_BYTES = 2**20
@@ -69,7 +68,7 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
     """Raises Failed. After anything but Begun the response is closed."""
     call.heard = False
     try:
-        response = await node.pool.request(b"POST", CHAT, headers, node.body(body))
+        response = await node.pool.request(b"POST", call.path, headers, node.body(body))
         call.heard = True
         node.observe(response.headers, response.first_byte_at)
         numerics = node.numerics  # now: while we wait, probes look again

@@ -14,6 +14,7 @@ from edgeproxy.gateway.account import Call, Ending
 from edgeproxy.gateway.answer import Answer, Whole, whole
 from edgeproxy.gateway.attempt import Begun, Failed, attempt
 from edgeproxy.gateway.continuation import Said
+from edgeproxy.gateway.paths import CHAT_PATH
 from edgeproxy.gateway.plan import Plan
 from edgeproxy.gateway.pump import Broken, Pump, Quiet
 from edgeproxy.gateway.race import Race
@@ -170,7 +171,9 @@ class Relay:
 
     async def _stream(self, visit: Visit, begun: Begun, request: Request, answer: Answer, call: Call) -> Ending:
         """To the stream's end, over as many nodes as it takes. Raises Broken where no other goes on with it."""
-        transcript = Transcript(begun.numerics, Said() if request.continues else None)
+        transcript = Transcript(
+            begun.numerics, Said() if request.continues and call.path == CHAT_PATH.encode() else None
+        )
         while True:
             try:
                 with closing(begun.response):

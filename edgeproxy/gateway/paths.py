@@ -1,0 +1,8 @@
+"""What nodes answer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CHAT_PATH: Final = "/v1/chat/completions"
+ROUTED: Final = frozenset({CHAT_PATH, "/v1/completions", "/tokenize", "/detokenize"})
