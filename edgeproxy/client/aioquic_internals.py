@@ -13,6 +13,7 @@ from typing import Any
 import pylsqpack
 from aioquic.buffer import UINT_VAR_MAX_SIZE, encode_uint_var
 from aioquic.h3.connection import (
+    ClosedCriticalStream,
     ErrorCode,
     FrameType,
     FrameUnexpected,
@@ -22,6 +23,7 @@ from aioquic.h3.connection import (
     MessageError,
     ProtocolError,
     Setting,
+    StreamType,
     encode_frame,
 )
 from aioquic.h3.events import H3Event, Headers, HeadersReceived
@@ -262,8 +264,15 @@ class H3(H3Connection):
         if not stream.frame_size or frame_type not in (FrameType.DATA, FrameType.HEADERS):
             self._idle_frames += 1
 
+    def _receive_stream_data_uni(self, stream: H3Stream, data: bytes, stream_ended: bool) -> list[H3Event]:
+        events = super()._receive_stream_data_uni(stream, data, stream_ended)
+        if stream_ended and stream.stream_type in (StreamType.QPACK_ENCODER, StreamType.QPACK_DECODER):
+            raise ClosedCriticalStream("QPACK streams stay open")
+        return events
+
     def _decode_headers(self, stream_id: int, frame_data: bytes | None) -> Headers:
-        headers = super()._decode_headers(stream_id, frame_data)
+        # The decoder does not know that a field section may be empty.
+        headers = [] if frame_data == b"\0\0" else super()._decode_headers(stream_id, frame_data)
         size = 32 * len(headers) + sum([len(name) + len(value) for name, value in headers])
         if len(headers) > self._fields or size > self._head_bytes:
             raise _FieldsTooLarge

@@ -22,7 +22,6 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 
-from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.allowance import Allowance
 from edgeproxy.wire.h2_internals import LAST_OF_ALL, ClientGoesAway, ServerH2
 from edgeproxy.wire.h2_stream import Stream
@@ -31,7 +30,7 @@ from edgeproxy.wire.message_head import Headers, MalformedRequest, RequestHead, 
 from edgeproxy.wire.rtt import RoundTrip
 from edgeproxy.wire.service import Service
 from edgeproxy.wire.stall import StallWatch
-from edgeproxy.wire.wire_error import body_too_large
+from edgeproxy.wire.wire_error import too_large
 
 _GOAWAY_GAP_S = 0.2
 """Between the two GOAWAYs of a drain, for requests on their way (RFC 9113 section 6.8)."""
@@ -151,11 +150,9 @@ class H2Connection(asyncio.Protocol):
         ingress = Ingress("h2", self._read_at, self.rtt)
         stream = Stream(self._service, self, stream_id, head, ingress, self._scope(head, ingress))
         self._streams[stream_id] = stream
-        if len(event.headers) > limits.headers:
-            message = f"The request has more than {limits.headers} header fields; send fewer."
-            stream.refuse(ApiError(431, message, "headers_too_large"))
-        elif head.content_length is not None and head.content_length > limits.body_bytes:
-            stream.refuse(body_too_large(limits.body_bytes))
+        error = too_large(head, limits)
+        if error is not None:
+            stream.refuse(error)
         else:
             stream.start()
 

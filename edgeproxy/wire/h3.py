@@ -23,11 +23,10 @@ from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.allowance import Allowance
 from edgeproxy.wire.h3_request import Request, write_error
 from edgeproxy.wire.ingress import SCOPE_KEY, Ingress
-from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.message_head import MalformedRequest, RequestHead, parse_request
 from edgeproxy.wire.quic_connection import Connection, Home
 from edgeproxy.wire.service import Service
-from edgeproxy.wire.wire_error import body_too_large
+from edgeproxy.wire.wire_error import too_large
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +129,7 @@ class Session(Connection):
             _log.debug("malformed request from %s: %s", self.host, error)
             self.h3.abort(stream_id, ErrorCode.H3_MESSAGE_ERROR)
             return
-        error_ = _too_large(head, limits)
+        error_ = too_large(head, limits)
         if error_ is not None:
             self._answer(stream_id, error_, bodyless=head.method == "HEAD")
             return
@@ -274,12 +273,3 @@ class Session(Connection):
             self.h3.goaway(self._closes_at)
         else:
             self._pinged, self._heard = None, time.monotonic()
-
-
-def _too_large(head: RequestHead, limits: Limits) -> ApiError | None:
-    if len(head.target) > limits.target_bytes:
-        message = f"The request target exceeds {limits.target_bytes} bytes; send a shorter one."
-        return ApiError(414, message, "target_too_long")
-    if head.content_length is not None and head.content_length > limits.body_bytes:
-        return body_too_large(limits.body_bytes)
-    return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.wire.message_head import Headers
+from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.message_head import Headers, RequestHead
 
 
 def wire_error(error: ApiError, request_id: bytes | None) -> tuple[Headers, bytes]:
@@ -19,6 +20,19 @@ def wire_error(error: ApiError, request_id: bytes | None) -> tuple[Headers, byte
         *error.headers,
     ]
     return fields, body
+
+
+def too_large(head: RequestHead, limits: Limits) -> ApiError | None:
+    """What the head of an h2 or h3 request alone tells."""
+    if len(head.headers) > limits.headers:
+        return ApiError(
+            431, f"The request has more than {limits.headers} header fields; send fewer.", "headers_too_large"
+        )
+    if len(head.target) > limits.target_bytes:
+        return ApiError(414, f"The request target exceeds {limits.target_bytes} bytes; shorten it.", "uri_too_long")
+    if head.content_length is not None and head.content_length > limits.body_bytes:
+        return body_too_large(limits.body_bytes)
+    return None
 
 
 def body_too_large(limit: int) -> ApiError:

@@ -75,17 +75,20 @@ class Peer(asyncio.DatagramProtocol):
         self.h3: H3Connection | None = None
         self._address = address
         self._ready = False
+        self._mute = False
         self._news = asyncio.Event()
         self._transport: asyncio.DatagramTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def open(cls, port: int, ca: Path, *, wait: bool = True, **options: Any) -> Peer:
-        """`options`: of QuicConfiguration. Raises ConnectionError where the connection is not taken."""
+    async def open(cls, port: int, ca: Path, *, wait: bool = True, mute: bool = False, **options: Any) -> Peer:
+        """`options`: of QuicConfiguration. `mute`: speaks no HTTP/3 by itself. Raises ConnectionError where the
+        connection is not taken."""
         options = {"alpn_protocols": ["h3"], "server_name": "localhost", **options}
         configuration = QuicConfiguration(is_client=True, **options)
         configuration.load_verify_locations(cafile=str(ca))
         peer = cls(configuration, ("127.0.0.1", port))
+        peer._mute = mute
         await asyncio.get_running_loop().create_datagram_endpoint(lambda: peer, remote_addr=("127.0.0.1", port))
         if wait:
             await peer.until(lambda: peer._ready or peer.closed)
@@ -218,7 +221,8 @@ class Peer(asyncio.DatagramProtocol):
 
     def _event(self, event: QuicEvent) -> None:
         if isinstance(event, HandshakeCompleted):
-            self.h3 = self.h3 or H3Connection(self.quic)
+            if not self._mute:
+                self.h3 = self.h3 or H3Connection(self.quic)
             self._ready = True
             self.resumed, self.early_data_accepted = event.session_resumed, event.early_data_accepted
         elif isinstance(event, ConnectionTerminated):

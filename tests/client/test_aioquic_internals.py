@@ -124,6 +124,7 @@ def test_private_parts_are_touched_in_one_file_only() -> None:
             ["self", "frame_type", "frame_data", "stream", "stream_ended"],
         ),
         (H3Connection, "_receive_request_or_push_data", ["self", "stream", "data", "stream_ended"]),
+        (H3Connection, "_receive_stream_data_uni", ["self", "stream", "data", "stream_ended"]),
         (H3Connection, "_receive_stream_reset", ["self", "stream_id"]),
         (QuicStreamReceiver, "starting_offset", ["self"]),
         (QuicStreamReceiver, "stop", ["self", "error_code"]),

@@ -94,7 +94,7 @@ async def test_too_long_a_target_is_a_414(certificate: DevCertificate) -> None:
     async with serving(echo, certificate) as edge:
         peer = await edge.peer()
         answer = await peer.reply(peer.request(get("/" + "x" * 9000)))
-    assert (answer.status, code(answer.body)) == (414, "target_too_long")
+    assert (answer.status, code(answer.body)) == (414, "uri_too_long")
 
 
 async def test_too_large_a_declared_body_is_a_413_before_the_application(certificate: DevCertificate) -> None:
