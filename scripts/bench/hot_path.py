@@ -207,7 +207,7 @@ async def measure(blocks: int, profile: str | None) -> dict[str, dict[str, float
         config = configuration(Path(folder))
         fleet = Fleet.from_config(config, token="token")
         sink = os.open(os.devnull, os.O_WRONLY)
-        app, _ = build(config, fleet, Keys(config.keys), Log(sink), Random(1), started=0)
+        app, *_ = build(config, fleet, Keys(config.keys), Log(sink), Random(1), started=0)
         answering(fleet)
         cuts = {name: make(app) for name, make in CUTS.items()}
         for once in cuts.values():
