@@ -6,7 +6,7 @@ import { bar } from "./terms.js";
 const WINDOW_S = 300; // observe/outcomes.py
 
 function tile(label, value, detail, className = "") {
-  return element("div", `tile ${className}`, element("dt", "", label), element("dd", "", value), element("small", "", detail));
+  return element("div", `tile ${className}`, element("dt", "", label), element("dd", "", value), element("dd", "detail", detail));
 }
 
 const hours = (minutes) => (minutes < 60 ? `${minutes} min` : minutes < 1440 ? `${minutes / 60} h` : `${minutes / 1440} d`);
