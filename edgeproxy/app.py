@@ -27,6 +27,7 @@ from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.observe.outcomes import Outcomes
 from edgeproxy.observe.reloads import ReloadStatus
+from edgeproxy.observe.trace import Tracer
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.web import json, starlette
@@ -49,12 +50,13 @@ def build(
     rng: Random,
     started: int,
     reloads: ReloadStatus | None = None,
+    tracer: Tracer | None = None,
 ) -> Built:
     """`started`: Unix seconds, shown as the models' `created`."""
     views = _views(fleet)
     reloads = reloads or ReloadStatus(started)
     burn = Burn(config.objective)
-    account = Account(log, Metrics(version(), views, reloads, burn), Outcomes(burn))
+    account = Account(log, Metrics(version(), views, reloads, burn), Outcomes(burn), tracer)
     public = Gateway(
         fleet,
         keys,

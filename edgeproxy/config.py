@@ -138,6 +138,8 @@ class Config:
     """Model id -> milliseconds, for models whose budget is another."""
     objective: float = 0.95
     """Share of the requests that is to have its first token within the budget; what burn rates are measured by."""
+    traces_to: str | None = None
+    """URL of an OpenTelemetry collector (OTLP over HTTP); None: no traces."""
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     """Model id -> the model that answers where no node serves the first one now."""
     limits: GatewayLimits = field(default_factory=GatewayLimits)

@@ -28,7 +28,7 @@ from edgeproxy.config import (
 )
 
 MAX_FILE_BYTES = 2**20
-_TOP = ("listen", "tls", "keys", "hosts", "budget_ms", "budgets", "objective", "fallbacks", "limits", "regions")
+_TOP = "listen tls keys hosts budget_ms budgets objective traces_to fallbacks limits regions".split()
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}\*?")
 
@@ -161,9 +161,17 @@ def _config(root: _Node, path: Path) -> Config:
         budget_ms=top["budget_ms"].number(1, 600_000) if "budget_ms" in top else 150.0,
         budgets=_budgets(top["budgets"], regions) if "budgets" in top else {},
         objective=top["objective"].number(0.5, 0.99999) if "objective" in top else 0.95,
+        traces_to=_collector(top["traces_to"]) if "traces_to" in top else None,
         fallbacks=fallbacks,
         limits=_limits(top["limits"]) if "limits" in top else GatewayLimits(),
     )
+
+
+def _collector(node: _Node) -> str:
+    found = urlsplit(node.text())
+    if found.scheme not in ("http", "https") or not found.hostname:
+        raise node.error(f"{node.value!r} is no URL", "name the collector, for example http://127.0.0.1:4318/v1/traces")
+    return node.text()
 
 
 def _listen(node: _Node) -> Listen:

@@ -23,12 +23,13 @@ from typing import Any
 
 from edgeproxy.access.keys import Keys
 from edgeproxy.access.origin import check_bind
-from edgeproxy.app import build
+from edgeproxy.app import build, version
 from edgeproxy.config import Config
 from edgeproxy.gateway.app import AsgiApp
 from edgeproxy.listeners import Listeners, StartError
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.reloads import ReloadStatus
+from edgeproxy.observe.trace import TraceError, Tracer, tracer
 from edgeproxy.protocol.node.report import TOKEN_ENV
 from edgeproxy.reload import Reload
 from edgeproxy.upstream.follow import Follower
@@ -87,7 +88,8 @@ class Server:
         fleet = Fleet.from_config(self._config, token=self._token, origins=launcher.origins)
         certificate = self._development_certificate()
         status = ReloadStatus(time())
-        built = build(self._config, fleet, self._keys, self._log, Random(), int(time()), status)
+        traces = self._tracer()
+        built = build(self._config, fleet, self._keys, self._log, Random(), int(time()), status, traces)
         changed = asyncio.Event()
         prober = Prober(fleet, rng=Random(), changed=lambda node: self._node_changed(node, changed))
         certificates = self._certificates(certificate)
@@ -116,6 +118,16 @@ class Server:
                 self._log.say(f"stopping{'' if hurried else ': answers in progress may end; Ctrl-C cuts them off'}")
         finally:
             fleet.close()
+            if traces is not None:
+                await asyncio.to_thread(traces.close)
+
+    def _tracer(self) -> Tracer | None:
+        if self._config.traces_to is None:
+            return None
+        try:
+            return tracer(self._config.traces_to, version(), Random())
+        except TraceError as error:
+            raise StartError(f"{self._config.path}: {error}") from error
 
     @contextlib.asynccontextmanager
     async def _background(self, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:

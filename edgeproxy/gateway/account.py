@@ -14,6 +14,7 @@ from edgeproxy.gateway.paths import CHAT_PATH
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.observe.outcomes import Outcomes
+from edgeproxy.observe.trace import Trace, Tracer
 from edgeproxy.protocol.node.blocks import Prefix
 from edgeproxy.protocol.node.foreign import timings_of
 from edgeproxy.protocol.openai.headers import Headers
@@ -83,6 +84,8 @@ class Call:
     code: str | None = None
     ending: Ending | None = None
     client_gone: bool = False
+    trace: Trace | None = None
+    """Where traces are collected."""
     _ledger: Ledger | None = None
 
     def answered_as(self, copy: Call) -> None:
@@ -125,8 +128,9 @@ class Call:
 class Account:
     """Closes calls."""
 
-    def __init__(self, log: Log, metrics: Metrics, outcomes: Outcomes) -> None:
+    def __init__(self, log: Log, metrics: Metrics, outcomes: Outcomes, tracer: Tracer | None = None) -> None:
         self._log = log
+        self.tracer = tracer
         self.metrics = metrics
         self.outcomes = outcomes
         self.decisions = Decisions()
@@ -149,6 +153,8 @@ class Account:
         metrics.requests.add(record)
         self._log.record(record)
         self.outcomes.add(record)
+        if self.tracer is not None and call.trace is not None:
+            self.tracer.end(call.trace, record)
 
 
 def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:

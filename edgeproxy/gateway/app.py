@@ -23,7 +23,8 @@ from edgeproxy.gateway.route import Router
 from edgeproxy.gateway.watch import ClientGone, Message, Receive, Send, Watch
 from edgeproxy.observe.log import Log
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.protocol.openai.headers import to_node
+from edgeproxy.protocol.openai.headers import Headers, to_node
+from edgeproxy.protocol.trace_context import FIELD as TRACEPARENT
 from edgeproxy.upstream.node import Fleet
 from edgeproxy.wire.ingress import Ingress, ingress
 
@@ -124,7 +125,14 @@ class Gateway:
         with Watch(known, receive, answer.is_ended):
             if request.stream:
                 answer.hold(self._limits.hold_headers_s)
-            await self._course.run(plan, request, tenant, to_node(fields, call.request_id), answer, call)
+            await self._course.run(plan, request, tenant, self._to_node(fields, call), answer, call)
+
+    def _to_node(self, fields: Fields, call: Call) -> Headers:
+        found = to_node(fields, call.request_id)
+        if self._account.tracer is None:
+            return found
+        call.trace = self._account.tracer.begin(fields.get(TRACEPARENT))
+        return [field for field in found if field[0] != TRACEPARENT] + [(TRACEPARENT, call.trace.context.encode())]
 
     def _regions(self, tenant: Tenant) -> Collection[str]:
         return self._fleet.regions if tenant.regions is None else tenant.regions

@@ -17,6 +17,7 @@ from edgeproxy.app import build
 from edgeproxy.config import Address, Config, GatewayLimits, Listen, NodeConfig, RegionConfig, Tls
 from edgeproxy.gateway.app import AsgiApp
 from edgeproxy.observe.log import Log
+from edgeproxy.observe.trace import Tracer
 from edgeproxy.upstream.node import Fleet
 from tests.fake_node import BEHAVIOURS, FakeNode
 
@@ -224,6 +225,7 @@ async def edge(
     limits: GatewayLimits | None = None,
     keys: Keys | None = None,
     hosts: tuple[str, ...] = (),
+    tracer: Tracer | None = None,
     **changes: Any,
 ) -> AsyncIterator[Edge]:
     """The nodes count as ready; nothing probes them. `changes`: other fields of the configuration."""
@@ -233,7 +235,8 @@ async def edge(
         for node in fleet.nodes:
             node.up(0.0)
         lines = Lines(folder)
-        app, admin, _ = build(settings, fleet, keys or Keys(), lines.log, Random(1), started=1_760_000_000)
+        keys, log, started = keys or Keys(), lines.log, 1_760_000_000
+        app, admin, _ = build(settings, fleet, keys, log, Random(1), started, tracer=tracer)
         try:
             yield Edge(app, admin, fleet, near, far, lines)
         finally:

@@ -1,0 +1,150 @@
+"""Traces of requests, for operators who collect them: a span a request, and below it a span a term of its budget.
+
+Spans are made when a request has ended, from its record, so that tracing costs the hot path two random numbers and a
+header. What happens on a node is drawn from what it told of its own time. Prompts and answers are never in a span.
+Names and attributes follow OpenTelemetry's conventions for generative AI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from edgeproxy.protocol.trace_context import TraceContext, decode
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+    from opentelemetry.trace import SpanKind
+
+EXPORT_S = 2.0
+"""How long the collector may take for a batch, and so how long it can hold up the end of the proxy."""
+_NS = 1_000_000_000
+_ON_NODE = frozenset({"parse", "queue", "prefill", "first"})
+PHASES = ("edge", "hold", "failover", "rtt", "parse", "queue", "prefill", "first", "unexplained")
+"""In the order in which they happen; the way to the region and back is one span, though half of it comes last."""
+_FACTS = {
+    "request_id": "edgeproxy.request_id",
+    "region": "edgeproxy.region",
+    "node": "edgeproxy.node",
+    "reason": "edgeproxy.decision.reason",
+    "attempts": "edgeproxy.attempts",
+    "protocol": "network.protocol.name",
+    "status": "http.response.status_code",
+    "code": "error.type",
+    "model": "gen_ai.request.model",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+    "cached_tokens": "edgeproxy.usage.cached_tokens",
+    "first_token_s": "edgeproxy.first_token",
+    "budget_s": "edgeproxy.budget",
+}
+
+
+class TraceError(RuntimeError):
+    """Traces cannot be sent; the message names the thing, the cause and the remedy."""
+
+
+class Trace(NamedTuple):
+    """One request's place in its trace."""
+
+    context: TraceContext
+    """Its own span: what a node's spans are children of."""
+    parent: int | None
+    """The client's span."""
+
+
+class Tracer:
+    def __init__(self, processor: SpanProcessor, version: str, rng: Random) -> None:
+        """`rng`: identities need not be secret, only different."""
+        from opentelemetry.sdk.resources import Resource
+
+        self._processor = processor
+        self._rng = rng
+        self._resource = Resource.create({"service.name": "edgeproxy", "service.version": version})
+
+    def begin(self, traceparent: bytes | None) -> Trace:
+        parent = decode(traceparent)
+        span = self._identity(64)
+        if parent is None:
+            return Trace(TraceContext(self._identity(128), span), None)
+        return Trace(parent._replace(span=span), parent.span)
+
+    def end(self, trace: Trace, record: Mapping[str, Any]) -> None:
+        """`record`: the request's line in the log."""
+        if not trace.context.sampled:
+            return
+        for span in self._spans(trace, record):
+            self._processor.on_end(span)
+
+    def close(self) -> None:
+        """Sends what is left. Blocks for EXPORT_S where the collector does not answer."""
+        self._processor.shutdown()
+
+    def _spans(self, trace: Trace, record: Mapping[str, Any]) -> Iterator[ReadableSpan]:
+        from opentelemetry.trace import SpanKind
+
+        begun = round((record["time"] - record["total_s"]) * _NS)
+        facts = {name: record[field] for field, name in _FACTS.items() if record[field] is not None}
+        at = begun
+        for phase in PHASES:
+            taken = record[f"{phase}_s"]
+            if not taken or record["first_token_s"] is None:
+                continue
+            end = at + round(taken * _NS)
+            where = {"edgeproxy.node": record["node"] or ""} if phase in _ON_NODE else {}
+            own = trace.context._replace(span=self._identity(64))
+            yield self._span(phase, SpanKind.INTERNAL, own, trace.context.span, at, end, where)
+            at = end
+        kind = SpanKind.SERVER
+        facts["gen_ai.operation.name"] = "chat"
+        ended = round(record["time"] * _NS)
+        yield self._span(f"chat {record['model']}", kind, trace.context, trace.parent, begun, ended, facts)
+
+    def _span(
+        self,
+        name: str,
+        kind: SpanKind,
+        own: TraceContext,
+        parent: int | None,
+        start: int,
+        end: int,
+        attributes: Mapping[str, Any],
+    ) -> ReadableSpan:
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import Status, StatusCode
+
+        failed = attributes.get("http.response.status_code", 200) >= 500
+        return ReadableSpan(
+            name,
+            context=_context(own),
+            parent=None if parent is None else _context(own._replace(span=parent)),
+            resource=self._resource,
+            attributes=attributes,
+            kind=kind,
+            status=Status(StatusCode.ERROR) if failed else Status(StatusCode.UNSET),
+            start_time=start,
+            end_time=end,
+        )
+
+    def _identity(self, bits: int) -> int:
+        return self._rng.getrandbits(bits) or 1
+
+
+def _context(found: TraceContext) -> Any:
+    from opentelemetry.trace import SpanContext, TraceFlags
+
+    return SpanContext(found.trace, found.span, is_remote=False, trace_flags=TraceFlags(found.sampled))
+
+
+def tracer(endpoint: str, version: str, rng: Random) -> Tracer:
+    """Sends spans in batches, from a thread of its own, by OTLP over HTTP. Raises TraceError."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise TraceError(
+            f"traces_to: traces need OpenTelemetry ({error.name} is missing); "
+            "install `edgeproxy[otel]`, or remove `traces_to:` from regions.yaml"
+        ) from None
+    return Tracer(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_S)), version, rng)

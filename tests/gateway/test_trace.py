@@ -1,0 +1,122 @@
+"""A request is a span of the client's trace, its terms are spans below it, and the node is told to be one too."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from random import Random
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from edgeproxy.observe.trace import TraceError, Tracer, tracer
+from edgeproxy.protocol.trace_context import FIELD, TraceContext, decode
+from tests.gateway.drive import Edge, ask, chat, edge
+from tests.observe.records import record
+
+PARENT = TraceContext(0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7)
+SECRET = "prompt-that-must-not-be-logged"
+
+
+@asynccontextmanager
+async def traced(folder: Path) -> AsyncIterator[tuple[Edge, InMemorySpanExporter]]:
+    exporter = InMemorySpanExporter()
+    async with edge(folder, tracer=Tracer(SimpleSpanProcessor(exporter), "1", Random(1))) as e:
+        yield e, exporter
+
+
+def told(e: Edge) -> TraceContext:
+    """What the node was told."""
+    found = decode(dict(e.near.chats[-1].headers)[FIELD])
+    assert found is not None
+    return found
+
+
+def root(spans: tuple[ReadableSpan, ...]) -> ReadableSpan:
+    (found,) = [span for span in spans if span.name.startswith("chat ")]
+    return found
+
+
+async def test_the_clients_trace_goes_on_to_the_node(tmp_path: Path) -> None:
+    async with traced(tmp_path) as (e, exporter):
+        await ask(e.app, chat("ok", stream=True), headers={"traceparent": PARENT.encode().decode()})
+        spans = exporter.get_finished_spans()
+        span = root(spans)
+        assert span.parent is not None and span.context is not None
+        assert (span.context.trace_id, span.parent.span_id) == (PARENT.trace, PARENT.span)
+        assert told(e) == TraceContext(PARENT.trace, span.context.span_id)
+        assert span.attributes is not None
+        assert span.attributes["gen_ai.request.model"] == "ok"
+        assert span.attributes["edgeproxy.region"] == "near"
+
+
+async def test_terms_follow_one_another_below_the_request(tmp_path: Path) -> None:
+    async with traced(tmp_path) as (e, exporter):
+        await ask(e.app, chat("ok", stream=True))
+        spans = exporter.get_finished_spans()
+        whole = root(spans)
+        terms = [span for span in spans if span is not whole]
+        assert whole.context is not None
+        assert {"edge", "queue", "prefill", "first"} <= {span.name for span in terms}
+        assert all(span.parent and span.parent.span_id == whole.context.span_id for span in terms)
+        assert [span.end_time for span in terms[:-1]] == [span.start_time for span in terms[1:]]
+        assert terms[0].start_time == whole.start_time
+
+
+async def test_a_trace_that_is_not_sampled_is_not_sent_and_goes_on_all_the_same(tmp_path: Path) -> None:
+    async with traced(tmp_path) as (e, exporter):
+        quiet = PARENT._replace(sampled=False)
+        await ask(e.app, chat("ok"), headers={"traceparent": quiet.encode().decode()})
+        assert exporter.get_finished_spans() == ()
+        assert told(e)._replace(span=PARENT.span) == quiet
+
+
+async def test_a_failed_request_is_an_error_and_no_span_holds_a_prompt(tmp_path: Path) -> None:
+    async with traced(tmp_path) as (e, exporter):
+        assert (await ask(e.app, chat("500"))).status >= 500
+        span = root(exporter.get_finished_spans())
+        assert not span.status.is_ok
+        assert SECRET not in span.to_json()
+
+
+async def test_without_a_collector_the_field_passes_untouched(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        await ask(e.app, chat("ok"), headers={"traceparent": PARENT.encode().decode()})
+        assert told(e) == PARENT
+
+
+def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(TraceError, match=r"edgeproxy\[otel\]"):
+        tracer("http://127.0.0.1:4318/v1/traces", "1", Random(1))
+
+
+def test_spans_reach_a_collector() -> None:
+    received = list[tuple[str, bytes]]()
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        found = tracer(f"http://127.0.0.1:{server.server_port}/v1/traces", "1", Random(1))
+        found.end(found.begin(None), record(model="a-model", prefill_s=0.04))
+        found.close()
+        server.shutdown()
+        serving.join()
+    ((path, body),) = received
+    assert path == "/v1/traces"
+    assert b"chat a-model" in body and b"prefill" in body
