@@ -110,13 +110,12 @@ def test_spans_reach_a_collector() -> None:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
-        serving = threading.Thread(target=server.serve_forever)
+        serving = threading.Thread(target=server.handle_request, daemon=True)
         serving.start()
         found = tracer(f"http://127.0.0.1:{server.server_port}/v1/traces", "1", Random(1))
         found.end(found.begin(None), record(model="a-model", prefill_s=0.04))
         found.close()
-        server.shutdown()
-        serving.join()
+        serving.join(10)
     ((path, body),) = received
     assert path == "/v1/traces"
     assert b"chat a-model" in body and b"prefill" in body

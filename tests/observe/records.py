@@ -18,6 +18,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "status": 200,
         "code": None,
         "client_gone": False,
+        "attempts": 1,
         "failures": (),
         "prompt_tokens": 50,
         "cached_tokens": 0,
