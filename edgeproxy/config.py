@@ -55,6 +55,8 @@ class Launch:
     kv_dtype: KvDtype | None = None
     """None: the engine's default."""
     quantum_ms: float | None = None
+    max_wait_ms: float | None = None
+    """Longest expected wait that it lets a request in with."""
     admission: str | None = None
     """`guarantee` or `optimistic`."""
     kv_store: str | None = None

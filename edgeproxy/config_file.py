@@ -279,7 +279,7 @@ def _names(node: _Node, models: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 def _launch(node: _Node) -> Launch:
     found = node.mapping(
         (
-            *("source", "threads", "kv_tokens", "arithmetic", "kv_dtype", "quantum_ms"),
+            *("source", "threads", "kv_tokens", "arithmetic", "kv_dtype", "quantum_ms", "max_wait_ms"),
             *("admission", "kv_store", "kv_store_size", "sleep_after"),
         )
     )
@@ -292,6 +292,7 @@ def _launch(node: _Node) -> Launch:
         arithmetic=_arithmetic(found["arithmetic"]) if "arithmetic" in found else None,
         kv_dtype=_kv_dtype(found["kv_dtype"]) if "kv_dtype" in found else None,
         quantum_ms=found["quantum_ms"].number(0.1, 10_000) if "quantum_ms" in found else None,
+        max_wait_ms=found["max_wait_ms"].number(0, 600_000) if "max_wait_ms" in found else None,
         admission=_admission(found["admission"]) if "admission" in found else None,
         kv_store=found["kv_store"].text() if "kv_store" in found else None,
         sleep_after=found["sleep_after"].number(1, 1e9) if "sleep_after" in found else None,

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from edgeproxy.protocol.openai.errors import ApiError
 from engine.executor.base import Limits
+from engine.forecast import Wait
 from engine.kv import blocks_for
 from engine.sequence import GenerationRequest
 from engine.step import BLOCK_TOKENS
@@ -68,7 +69,33 @@ def too_late(within_s: float, expected_s: float, wait_s: float) -> ApiError:
         f"{within_s * 1000:.0f}: try another node, or again in {wait_ms} ms.",
         code="latency_budget_exceeded",
         recovery={"expected_ms": round(expected_s * 1000), "retry_after_ms": wait_ms},
-        headers=((b"retry-after-ms", str(wait_ms).encode()),),
+        headers=_retry_headers(wait_ms),
+    )
+
+
+def check_in_time(request: GenerationRequest, wait: Wait, own_s: float) -> None:
+    """Raises ApiError 429 where it asked to be told that its first token will come too late, as far as is known.
+
+    own_s: of its own prompt.
+    """
+    expected_s = wait.seconds + own_s
+    if request.within_s is not None and expected_s > request.within_s:
+        raise too_late(request.within_s, expected_s, wait.seconds)
+
+
+def waits_too_long(wait_s: float, most_s: float) -> ApiError:
+    """429 `wait_predicted`: its prompt would begin to run after more than the node lets anybody wait.
+
+    Who comes again when `retry_after_ms` is over would be let in, if nobody came meanwhile.
+    """
+    retry_ms = _wait_ms(wait_s - most_s)
+    return ApiError(
+        429,
+        f"This request would wait here for about {wait_s:.1f} s, and the most is {most_s:.1f}: "
+        f"try another node, or again in {retry_ms} ms.",
+        code="wait_predicted",
+        recovery={"expected_ms": round(wait_s * 1000), "retry_after_ms": retry_ms},
+        headers=_retry_headers(retry_ms),
     )
 
 

@@ -81,6 +81,13 @@ def main() -> None:
 @_model_options
 @click.option("--queue", default=64, show_default=True, type=click.IntRange(0, 1 << 16), help="Most waiting requests.")
 @click.option(
+    "--max-wait-ms",
+    default=4000.0,
+    show_default=True,
+    type=click.FloatRange(0, 600_000),
+    help="Refuse (429) what finds no place and is expected to wait for longer.",
+)
+@click.option(
     "--admission",
     type=click.Choice(["guarantee", "optimistic"]),
     default="guarantee",
@@ -122,6 +129,7 @@ def serve(
     host: str,
     port: int,
     queue: int,
+    max_wait_ms: float,
     admission: str,
     quantum_ms: float,
     kv_store: Path | None,
@@ -157,6 +165,7 @@ def serve(
                 host=host,
                 port=port,
                 queue=queue,
+                max_wait_s=max_wait_ms / 1000,
                 admission=Mode(admission),
                 quantum_s=quantum_ms / 1000,
                 kv_store=kv_store,

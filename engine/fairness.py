@@ -36,8 +36,9 @@ class Shares:
     def came(self, tenant: bytes) -> None:
         """A request that has not ended is there."""
         if tenant not in self._present:
-            floor = min((self._served[other] for other in self._present), default=self._least)
-            self._served[tenant] = max(self._served.pop(tenant, 0), floor)
+            start = self._start(tenant)
+            self._served.pop(tenant, None)
+            self._served[tenant] = start
         self._present[tenant] = self._present.get(tenant, 0) + 1
         self._forget()
 
@@ -55,8 +56,13 @@ class Shares:
         self._served[tenant] += DECODE_WEIGHT * tokens
 
     def standing(self, tenant: bytes, priority: int) -> int:
-        """The least comes first."""
-        return self._served[tenant] + priority * PRIORITY_TOKENS
+        """The least comes first. Of a tenant that has nothing here: where it would start."""
+        served = self._served[tenant] if tenant in self._present else self._start(tenant)
+        return served + priority * PRIORITY_TOKENS
+
+    def _start(self, tenant: bytes) -> int:
+        floor = min((self._served[other] for other in self._present), default=self._least)
+        return max(self._served.get(tenant, 0), floor)
 
     def _forget(self) -> None:
         if len(self._served) <= TENANTS + len(self._present):

@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
+from engine.forecast import Pace
 from engine.step import StepPlan, StepResult
 
 STEP_WEIGHT = 0.1
 """Of the newest step in the moving average of step times."""
 PREFILL_DECAY = 0.9
-"""Per prefill step, of the sums behind the prefill rate."""
+"""Per prefill step, of the sums behind the prefill rates."""
+ANSWERS = 8
+"""Before so many have ended, nobody says how long they are."""
+ANSWER_WEIGHT = 1 / 32
+"""Of the newest answer in the moving average of their lengths, at least."""
 BUCKETS = 24
 """Powers of two microseconds: the last begins at 4 s."""
 WINDOW_S = 1.0
@@ -47,6 +52,22 @@ class Histogram:
             "p99_us": self.quantile_us(0.99),
             "buckets": {str(1 << index): count for index, count in enumerate(self.counts) if count},
         }
+
+
+class Rate:
+    """Tokens a second, of late."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def took(self, tokens: int, seconds: float) -> None:
+        self._tokens = self._tokens * PREFILL_DECAY + tokens
+        self._seconds = self._seconds * PREFILL_DECAY + seconds
+
+    @property
+    def per_s(self) -> float:
+        """0 before the first."""
+        return self._tokens / self._seconds if self._seconds else 0.0
 
 
 class Utilisation:
@@ -123,8 +144,10 @@ class Gauges:
         self.generated = 0
         """Tokens sampled."""
         self.utilisation = Utilisation()
-        self._prefill_tokens = 0.0
-        self._prefill_s = 0.0
+        self._prefill = Rate()
+        self._prompts = Rate()
+        self._answers = 0
+        self._answer_tokens = 0.0
 
     @property
     def tokens(self) -> int:
@@ -132,8 +155,15 @@ class Gauges:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """0 until a prefill ran."""
-        return self._prefill_tokens / self._prefill_s if self._prefill_s else 0.0
+        """Of steps that do little else; 0 until a prefill ran."""
+        return self._prefill.per_s
+
+    @property
+    def pace(self) -> Pace | None:
+        """None until a prefill ran."""
+        rate = self._prompts.per_s
+        mean = self._answer_tokens if self._answers >= ANSWERS else None
+        return Pace(rate, self.step_ms / 1000, mean) if rate else None
 
     @property
     def kvr(self) -> float:
@@ -150,9 +180,16 @@ class Gauges:
         if not rehearsed:
             self.prefilled += prefill
             self.generated += sum(len(row.tokens) for row in result.rows)
+        if prefill:
+            self._prompts.took(prefill, seconds)
         if prefill > chunks.count(0):  # else the time is the decode rows'
-            self._prefill_tokens = self._prefill_tokens * PREFILL_DECAY + prefill
-            self._prefill_s = self._prefill_s * PREFILL_DECAY + seconds
+            self._prefill.took(prefill, seconds)
+
+    def answered(self, tokens: int) -> None:
+        """A request has ended after so many."""
+        self._answers += 1
+        weight = max(ANSWER_WEIGHT, 1 / self._answers)
+        self._answer_tokens += (tokens - self._answer_tokens) * weight
 
     def freed(self, steps: int) -> None:
         self.aborts += 1

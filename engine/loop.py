@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 from edgeproxy.protocol.node.blocks import BlockChange
 from edgeproxy.protocol.openai.errors import ApiError
 from engine.admission import Mode
+from engine.chunks import QUANTUM_S
 from engine.executor.base import Executor, Limits
 from engine.feed import BlockFeed
 from engine.gauges import Gauges
 from engine.kv import IntegrityError
 from engine.load import Load
-from engine.scheduler import QUANTUM_S, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import Delta, GenerationRequest
 from engine.step import Finish
 
@@ -127,13 +128,16 @@ class EngineLoop:
         executor: Executor,
         *,
         queue_length: int = 64,
+        max_wait_s: float | None = None,
         mode: Mode = Mode.GUARANTEE,
         quantum_s: float = QUANTUM_S,
         store: BlockStore | None = None,
         sleep_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """quantum_s: about how long the prefill of one step may take.
+        """max_wait_s: longest expected wait that a newcomer is let in with; None for any.
+
+        quantum_s: about how long the prefill of one step may take.
 
         store: where evicted blocks go; it is closed with the engine.
         sleep_s: after so long without a request, memory is given back until the next comes; None for never.
@@ -161,6 +165,7 @@ class EngineLoop:
             self.limits,
             self.gauges,
             queue=queue_length,
+            max_wait_s=max_wait_s,
             mode=mode,
             quantum_s=quantum_s,
             changed=self._changes.append,
@@ -267,8 +272,7 @@ class EngineLoop:
             return False
         if commands:
             self._emit([event for command in commands if command is not None for event in self._apply(command)])
-        depth = 1 if self._scheduler.rehearsing else self._executor.depth  # nobody waits for more than one such step
-        while self._scheduler.in_flight < depth and (plan := self._scheduler.plan()):
+        while self._scheduler.in_flight < self._depth and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
         self._allow()
         if self._scheduler.in_flight:
@@ -289,6 +293,10 @@ class EngineLoop:
         """Nothing can be collected before its masks are there."""
         for mask in self._scheduler.masks.due():
             self._executor.allow(*mask)
+
+    @property
+    def _depth(self) -> int:
+        return 1 if self._scheduler.unhurried else self._executor.depth
 
     def _sample(self) -> None:
         utilisation = self.gauges.utilisation

@@ -12,28 +12,24 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from edgeproxy.protocol.node.blocks import BlockChange
 from edgeproxy.protocol.openai.errors import ApiError
 from engine import admission
 from engine.due import DueMasks, accepted
+from engine.chunks import QUANTUM_S, prefill_budget
 from engine.executor.base import Limits
 from engine.fairness import Shares
+from engine.forecast import Pace, Room, Wait, wait_of
 from engine.gauges import Gauges
 from engine.kv import IntegrityError
 from engine.load import Load
-from engine.sequence import Delta, GenerationRequest, Phase, Sequence, Timing
+from engine.sequence import Delta, GenerationRequest, Phase, Sequence
 from engine.step import BLOCK_TOKENS, Finish, Row, RowResult, StepPlan, StepResult
 from engine.tables import Tables, Tier
-from engine.waiting import Waiting, prefill_order, rank_of
+from engine.waiting import Waiting, cost_of, job_of, prefill_order, rank_of
 
-QUANTUM_S = 0.010
-"""About how long the prefill of one step may take: nobody who decodes waits longer for others' prompts."""
-LEAST_CHUNK = 12
-"""Tokens of prefill a step, however slow they are: a tile of the kernels' tokens. Fewer take as long."""
-LONE_CHUNK = 3 * BLOCK_TOKENS
-"""The same where nobody else runs: nearly the rate of a whole step, and whoever comes meanwhile waits for two such."""
 PRIORITY_S = 1.0
 """A request of one priority less waits as if it had come so much later: so it waits, but never for ever."""
 
@@ -53,12 +49,15 @@ class Scheduler:
         gauges: Gauges,
         *,
         queue: int,
+        max_wait_s: float | None = None,
         mode: admission.Mode = admission.Mode.GUARANTEE,
         quantum_s: float = QUANTUM_S,
         changed: Callable[[BlockChange], None] = _unheard,
         tier: Tier | None = None,
     ) -> None:
-        """changed: called when a prefix becomes or is no longer one that can be reused.
+        """queue: most requests that wait. max_wait_s: longest that one may be expected to; None for any.
+
+        changed: called when a prefix becomes or is no longer one that can be reused.
 
         tier: where blocks are looked for that the pool has given up.
         """
@@ -67,6 +66,7 @@ class Scheduler:
         self._limits = limits
         self._gauges = gauges
         self._queue = queue
+        self._max_wait_s = max_wait_s
         self._mode = mode
         self._quantum_s = quantum_s
         self._tables = Tables(limits.blocks, gauges, changed, tier)
@@ -93,6 +93,14 @@ class Scheduler:
         return len(self._submitted)
 
     @property
+    def unhurried(self) -> bool:
+        """Whether the next step is better planned when this one is done, so that a newcomer waits for one alone.
+
+        Where nobody decodes, steps are long, and a gap between them costs little.
+        """
+        return self.rehearsing or not any(sequence.decodes for sequence in self._running)
+
+    @property
     def idle(self) -> bool:
         """Nothing to plan and nothing to complete."""
         return not self._submitted and not self._running and not self._waiting
@@ -117,26 +125,19 @@ class Scheduler:
         return bool(self._running) and all(sequence.request.rehearsal for sequence in self._running)
 
     def add(self, request: GenerationRequest, submitted: float) -> Refusals:
-        """Queues a request. Raises ApiError where it will never fit (400), or is too late or the queue full (429).
+        """Queues a request.
 
+        Raises ApiError where it will never fit (400), or comes too late, would wait too long or finds no room (429).
         Where the queue is full of requests of one tenant, the last of them is refused in its place, and returned.
         """
         if request.request_id in self._sequences or not request.prompt or request.max_tokens < 1:
             raise ValueError(f"request {request.request_id} is a duplicate or empty")
         admission.check_fits(request, self._limits)
-        rank = (submitted + request.priority * PRIORITY_S, self._arrivals)
-        sequence = Sequence(request, submitted, rank)
-        must_wait = self._waiting or not self._can_start(sequence)
-        if request.within_s is not None:
-            self._check_in_time(sequence, request.within_s, bool(must_wait))
-        refused: Refusals = []
-        if must_wait and len(self._waiting) >= self._queue:
-            refusal = admission.refusal(request, self._blocks_to_spare(), self._expected_wait_s())
-            out = self._waiting.crowding_out(request.salt)
-            if out is None:
-                raise refusal
-            self._end(out, Delta((), Finish.ABORT))
-            refused.append((out.request.request_id, refusal))
+        sequence = Sequence(request, submitted, (submitted + request.priority * PRIORITY_S, self._arrivals))
+        must_wait = bool(self._waiting) or not self._can_start(sequence)
+        if must_wait or request.within_s is not None:
+            self._check_wait(sequence, must_wait)
+        refused = self._make_room(sequence) if must_wait and len(self._waiting) >= self._queue else []
         if self.idle and not request.rehearsal:
             self._woken = submitted
         self._arrivals += 1
@@ -244,25 +245,42 @@ class Scheduler:
                 self._shares.prefilled(sequence.request.salt, sequence.prompt_left)
             insort(self._running, sequence, key=rank_of)
 
-    def _check_in_time(self, sequence: Sequence, within_s: float, must_wait: bool) -> None:
-        """Raises ApiError where the first token will not come in time, as far as is known."""
-        rate = self._gauges.prefill_tokens_per_s
-        if not rate:
+    def _make_room(self, sequence: Sequence) -> Refusals:
+        """Raises ApiError unless another makes room in the full queue."""
+        pace, head = self._gauges.pace, next(iter(self._waiting), sequence)
+        place_s = self._wait_of(head, (), pace).place_s if pace is not None else 0.0
+        refusal = admission.refusal(sequence.request, self._blocks_to_spare(), place_s)
+        out = self._waiting.crowding_out(sequence.request.salt)
+        if out is None:
+            raise refusal
+        self._end(out, Delta((), Finish.ABORT))
+        return [(out.request.request_id, refusal)]
+
+    def _check_wait(self, sequence: Sequence, must_wait: bool) -> None:
+        """Raises ApiError where it will wait too long, as far as is known: for itself or for this node.
+
+        What somebody has seen a part of is not refused for this node's sake.
+        """
+        pace = self._gauges.pace
+        if pace is None:
             return
-        own = sequence.prefill - self._tables.known(sequence)
-        before = sum(left for other in self._sequences.values() if (left := other.prompt_left) <= own)
-        wait_s = (self._expected_wait_s() if must_wait else 0.0) + before / rate
-        expected_s = wait_s + own / rate
-        if expected_s > within_s:
-            raise admission.too_late(within_s, expected_s, wait_s)
+        sequence.known = self._tables.known(sequence)
+        ahead = self._waiting.before(sequence, lambda other: cost_of(other, pace))
+        wait = self._wait_of(sequence, ahead, pace)
+        admission.check_in_time(sequence.request, wait, sequence.unknown / pace.prompt_tokens_per_s)
+        most_s = self._max_wait_s if must_wait and not sequence.request.resumed else None
+        if most_s is not None and pace.answer_tokens is not None and wait.seconds > most_s:
+            raise admission.waits_too_long(wait.seconds, most_s)
+
+    def _wait_of(self, sequence: Sequence, ahead: Iterable[Sequence], pace: Pace) -> Wait:
+        leaving = sum(len(other.blocks) for other in self._leaving)
+        room = Room(len(self._slots) + len(self._leaving), self._tables.spare + leaving)
+        running = (job_of(other, len(other.blocks) + other.promised, pace) for other in self._running)
+        waiting = (job_of(other, self._needed(other), pace) for other in ahead)
+        return wait_of(job_of(sequence, self._needed(sequence), pace), running, waiting, room, pace)
 
     def _blocks_to_spare(self) -> int:
         return self._tables.spare - sum(self._needed(sequence) for sequence in self._waiting)
-
-    def _expected_wait_s(self) -> float:
-        """Until the first running sequence ends, at the latest."""
-        left = [sequence.request.max_tokens - sequence.generated for sequence in self._running]
-        return min(left, default=0) * self._gauges.step_ms / 1000
 
     # What runs.
 
@@ -280,18 +298,11 @@ class Scheduler:
         self._leave(sequence)
         self._retire()
 
-    def _prefill_tokens(self) -> int:
-        """What runs alone holds nobody up but who comes meanwhile."""
-        rate = self._gauges.prefill_tokens_per_s
-        if not rate:
-            return self._limits.step_tokens
-        alone = len(self._running) == 1 and not self._waiting and not self._running[0].request.rehearsal
-        return max(LONE_CHUNK if alone else LEAST_CHUNK, int(rate * self._quantum_s))
-
     def _plan_prefill(self, rows: list[Row], named: list[Sequence]) -> bool:
         """Adds chunks to a plan. True where a sequence sat it out, since more of it can be loaded than one plan may."""
         self._tables.begin_plan()
-        budget = min(self._limits.step_tokens - len(rows), self._prefill_tokens())
+        rate, alone = self._gauges.prefill_tokens_per_s, not rows and not self.rehearsing
+        budget = prefill_budget(self._limits.step_tokens, len(rows), rate, self._quantum_s, alone=alone)
         loading = False
         for sequence in prefill_order(self._running, self._step):
             if budget <= 0:
@@ -348,18 +359,18 @@ class Scheduler:
         finish = row.finish or accepted(sequence, row.tokens)
         if finish is None and sequence.generated >= sequence.request.max_tokens:
             finish = Finish.LENGTH
-        timing = prefix = None
-        if first and row.tokens and sequence.started is not None:
-            queue_s, prefill_s = sequence.started - sequence.submitted, result.ended - sequence.started
-            timing = Timing(max(0.0, queue_s), prefill_s, max(0.0, now - result.ended))
-            prefix = sequence.prefix
-        delta = Delta(row.tokens, finish, timing, sequence.cached if timing else 0, prefix, row.logprobs)
+        delta = Delta(row.tokens, finish, logprobs=row.logprobs)
+        if first and row.tokens:
+            timing = sequence.timing(result.ended, now)
+            delta = Delta(row.tokens, finish, timing, sequence.cached, sequence.prefix, row.logprobs)
         return self._end(sequence, delta) if finish else delta
 
     # What goes.
 
     def _end(self, sequence: Sequence, delta: Delta) -> Delta:
         sequence.finish = delta.finish
+        if sequence.generated and not sequence.request.rehearsal:
+            self._gauges.answered(sequence.generated)
         del self._sequences[sequence.request.request_id]
         self._shares.went(sequence.request.salt)
         if sequence.phase is Phase.WAITING:

@@ -32,6 +32,11 @@ class GenerationRequest:
     rehearsal: bool = False
     """Nobody waits for it: it is not counted, and what it computes is not found by others."""
 
+    @property
+    def resumed(self) -> bool:
+        """Whether it goes on with an answer that was begun elsewhere."""
+        return len(self.prompt) > self.sampling.first > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -100,6 +105,8 @@ class Sequence:
     """Leading blocks that the gauges know of."""
     cached: int = 0
     """Prompt tokens whose KV was found instead of computed."""
+    known: int = 0
+    """Tokens whose KV the pool held when it had to wait, as far as anybody looked."""
     prefill: int = field(init=False)
     """Tokens known when it started, to be run before it decodes."""
     planned: int = 0
@@ -131,6 +138,11 @@ class Sequence:
         return max(0, self.prefill - self.planned)
 
     @property
+    def unknown(self) -> int:
+        """Of these those whose KV is nowhere, as far as anybody looked."""
+        return max(0, self.prompt_left - self.known) if self.phase is Phase.WAITING else self.prompt_left
+
+    @property
     def decodes(self) -> bool:
         """Whether a further decode row is wanted: never one that could exceed max_tokens."""
         return self.planned >= self.prefill and self.sampling < self.request.max_tokens
@@ -145,6 +157,12 @@ class Sequence:
         """The full blocks of the prompt, once `links` names them."""
         blocks = len(self.request.prompt) // BLOCK_TOKENS
         return Prefix(self.links[blocks - 1][0], blocks) if blocks else None
+
+    def timing(self, sampled: float, now: float) -> Timing | None:
+        """sampled: when the step of its first token ended; now: when that leaves the engine. None if it never began."""
+        if self.started is None:
+            return None
+        return Timing(max(0.0, self.started - self.submitted), sampled - self.started, max(0.0, now - sampled))
 
     def restart(self) -> None:
         """Nothing of it is in an executor any more: the next run begins with all tokens known by now."""

@@ -17,11 +17,11 @@ from engine import startup
 from engine.admission import Mode
 from engine.api import NodeApp
 from engine.chat import Chat
+from engine.chunks import QUANTUM_S
 from engine.hosts import Hosts, is_loopback
 from engine.loop import FLUSH_S, EngineLoop
 from engine.node import STALL_S, Node
 from engine.rehearsal import Rehearsal
-from engine.scheduler import QUANTUM_S
 from engine.startup import Start, StartError
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class ServeOptions:
     port: int
     """0: any free one."""
     queue: int = 64
+    max_wait_s: float = 4.0
+    """Longest expected wait of a request that must wait for a place."""
     drain_s: float = 30.0
     """For what runs when the node is told to end, and for the KV store to be written."""
     quantum_s: float = QUANTUM_S
@@ -144,6 +146,7 @@ def _engine(options: ServeOptions, executor: Executor) -> EngineLoop:
     return EngineLoop(
         executor,
         queue_length=options.queue,
+        max_wait_s=options.max_wait_s,
         mode=options.admission,
         quantum_s=options.quantum_s,
         store=store,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 
-from engine.fairness import Shares
+from engine.fairness import DECODE_WEIGHT, PREFILL_WEIGHT, PRIORITY_TOKENS, Shares
+from engine.forecast import Job, Pace
 from engine.sequence import Sequence
 
 OLDEST_EVERY = 4
@@ -43,6 +44,25 @@ class Waiting:
         standing = self._shares.standing
         return min(first.values(), key=lambda head: (standing(head.request.salt, head.request.priority), head.rank))
 
+    def before(self, newcomer: Sequence, cost: Callable[[Sequence], int]) -> Iterator[Sequence]:
+        """Those whose turn comes before that of one that is not here yet, in order.
+
+        cost: what will have been done for the tenant of a sequence when its place is free again (`Shares`).
+        """
+        lines: dict[bytes, deque[Sequence]] = {}
+        for sequence in sorted([*self._line, newcomer], key=rank_of):
+            lines.setdefault(sequence.request.salt, deque()).append(sequence)
+        served = {salt: self._shares.standing(salt, 0) for salt in lines}
+        while lines:
+            salt = min(lines, key=lambda salt: (served[salt] + _behind(lines[salt][0]), lines[salt][0].rank))
+            sequence = lines[salt].popleft()
+            if sequence is newcomer:
+                return
+            served[salt] += cost(sequence)
+            if not lines[salt]:
+                del lines[salt]
+            yield sequence
+
     def crowding_out(self, salt: bytes) -> Sequence | None:
         """The last to have come of the tenant with most requests here, if it has more than `salt` would have.
 
@@ -56,8 +76,23 @@ class Waiting:
         return next((sequence for sequence in theirs if not sequence.charged), None)
 
 
+def _behind(sequence: Sequence) -> int:
+    return sequence.request.priority * PRIORITY_TOKENS
+
+
 def rank_of(sequence: Sequence) -> tuple[float, int]:
     return sequence.rank
+
+
+def job_of(sequence: Sequence, blocks: int, pace: Pace) -> Job:
+    """What is left of it; blocks: that its end gives back, or that its start takes."""
+    return Job(sequence.unknown, pace.left(sequence.request.max_tokens - sequence.generated), blocks)
+
+
+def cost_of(sequence: Sequence, pace: Pace) -> int:
+    """What will have been done for its tenant when it has ended, in the tokens of `Shares`."""
+    answer = pace.left(sequence.request.max_tokens - sequence.generated)
+    return PREFILL_WEIGHT * sequence.unknown + round(DECODE_WEIGHT * answer)
 
 
 def prefill_order(running: Iterable[Sequence], step: int) -> list[Sequence]:

@@ -40,6 +40,8 @@ PURE = [
     "engine/load.py",
     "engine/tables.py",
     "engine/waiting.py",
+    "engine/forecast.py",
+    "engine/chunks.py",
     "engine/fairness.py",
     "engine/gauges.py",
     "engine/admission.py",

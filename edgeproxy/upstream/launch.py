@@ -28,8 +28,8 @@ STOP_S = 2.0
 _LINE_BYTES = 8 * 1024
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.5, 10.0
 _OPTIONS = (
-    *("threads", "kv_tokens", "arithmetic", "kv_dtype", "quantum_ms", "admission"),
-    *("kv_store", "kv_store_size", "sleep_after"),
+    *("threads", "kv_tokens", "arithmetic", "kv_dtype", "quantum_ms", "max_wait_ms"),
+    *("admission", "kv_store", "kv_store_size", "sleep_after"),
 )
 """Of `launch:`, in the words of `engine serve`."""
 _WELL_S = 30.0

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.admission import Mode
+from engine.chunks import QUANTUM_S
 from engine.executor.base import Executor, Limits
 from engine.gauges import Gauges
-from engine.scheduler import QUANTUM_S, Events, Scheduler
+from engine.scheduler import Events, Scheduler
 from engine.sequence import Delta, GenerationRequest
 from engine.step import Finish, Sampling, StepPlan
 from tests.engine.fake_executor import FakeExecutor, written
@@ -56,6 +57,7 @@ class DictTier:
 class Bench:
     limits: Limits = LIMITS
     queue: int = 64
+    max_wait_s: float | None = None
     mode: Mode = Mode.GUARANTEE
     quantum_s: float = QUANTUM_S
     gauges: Gauges = field(default_factory=Gauges)
@@ -75,6 +77,7 @@ class Bench:
             self.limits,
             self.gauges,
             queue=self.queue,
+            max_wait_s=self.max_wait_s,
             mode=self.mode,
             quantum_s=self.quantum_s,
             tier=self.tier,
@@ -133,9 +136,9 @@ class Bench:
         self.scheduler.check()
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """As the engine's loop does: always one plan ahead, until nothing is left."""
+        """As the engine's loop does, until nothing is left."""
         while not self.scheduler.idle and not until():
-            while self.submit():
+            while not (self.scheduler.unhurried and self.scheduler.in_flight) and self.submit():
                 pass
             self.allow()
             self.collect()

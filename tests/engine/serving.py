@@ -57,11 +57,12 @@ async def serving(
     template: ChatTemplate,
     *,
     queue_length: int = 64,
+    max_wait_s: float | None = None,
     token: bytes | None = None,
     limits: ApiLimits | None = None,
     stall_s: float = STALL_S,
 ) -> AsyncIterator[Served]:
-    engine = EngineLoop(executor, queue_length=queue_length)
+    engine = EngineLoop(executor, queue_length=queue_length, max_wait_s=max_wait_s)
     engine.start()
     chat = Chat(engine, tokenizer, template)
     node = Node(MODEL, stall_s)

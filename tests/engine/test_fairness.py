@@ -77,7 +77,7 @@ def test_a_flood_delays_another_tenant_by_no_more_than_a_place_that_gets_free(
         name = f"b{turn}"
         before = sum(bool(bench.finishes(other)) for other in bench.requests if other.startswith("a"))
         bench.add(name, [turn] * 20, 4, salt=b"other")
-        bench.run(until=lambda name=name: bool(bench.deltas[name]))  # type: ignore[misc]
+        bench.run(until=lambda name=name: bool(bench.steps(name)))  # type: ignore[misc]
         ended = sum(bool(bench.finishes(other)) for other in bench.requests if other.startswith("a")) - before
         assert ended <= 2 * LIMITS.slots, "it did not wait for those that came before it"
     bench.run()

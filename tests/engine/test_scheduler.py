@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from edgeproxy.protocol.openai.errors import ApiError
 from engine.admission import Mode
+from engine.chunks import LEAST_CHUNK, LONE_CHUNK
 from engine.executor.base import Limits
 from engine.gauges import Gauges
-from engine.scheduler import LEAST_CHUNK, LONE_CHUNK, PRIORITY_S, Scheduler
-from engine.step import Finish
+from engine.scheduler import PRIORITY_S, Scheduler
+from engine.step import Finish, StepPlan
 from engine.waiting import OLDEST_EVERY
 from tests.engine.fake_executor import expected
 from tests.engine.scheduling import LIMITS, Bench
@@ -83,41 +84,57 @@ def test_of_two_prompts_the_better_priority_goes_first() -> None:
     assert list(bench.deltas) == ["b", "a"]
 
 
-def test_a_prefill_takes_one_quantum_of_the_measured_rate() -> None:
-    bench = Bench(Limits(slots=2, blocks=80, step_tokens=256, context=1000, vocab=1000), quantum_s=0.5)
-    bench.add("a", 200, 1)
-    bench.run()
-    assert [row.count for plan in bench.executor.plans for row in plan.rows] == [200]
-    bench.add("b", 300, 1)  # the clock of the bench goes on a second a step: 200 tokens a second
-    bench.add("c", 300, 1)
-    plan = bench.submit()
+def beside_a_stream(quantum_s: float) -> Bench:
+    """A stream of one token a step, and 200 tokens of prompts a second, as the bench's clock has it."""
+    bench = Bench(Limits(slots=3, blocks=80, step_tokens=256, context=1000, vocab=1000), quantum_s=quantum_s)
+    bench.add("stream", 200, 100)
+    bench.run(until=lambda: bool(bench.tokens("stream")))
+    assert [row.count for row in bench.executor.plans[0].rows] == [200]
+    return bench
+
+
+def prompts(plan: StepPlan | None) -> int:
     assert plan is not None
-    assert sum(row.count for row in plan.rows) == 100
+    return sum(len(row.tokens) for row in plan.rows)
 
 
-def test_a_prefill_that_runs_alone_takes_larger_chunks_than_one_beside_others() -> None:
-    bench = Bench(Limits(slots=2, blocks=80, step_tokens=256, context=1000, vocab=1000), quantum_s=0.1)
-    bench.add("a", 200, 1)
-    bench.run()
+def test_a_prefill_beside_a_stream_takes_one_quantum_of_the_measured_rate() -> None:
+    bench = beside_a_stream(quantum_s=0.5)
     bench.add("b", 300, 1)
-    plan = bench.submit()
-    assert plan is not None
-    assert plan.rows[0].count == LONE_CHUNK > LEAST_CHUNK
     bench.add("c", 300, 1)
-    plan = bench.submit()
-    assert plan is not None
-    assert sum(row.count for row in plan.rows) < LONE_CHUNK
+    assert prompts(bench.submit()) == 100
+
+
+def test_prompts_that_nobody_waits_beside_take_larger_chunks() -> None:
+    bench = beside_a_stream(quantum_s=0.1)
+    bench.add("b", 300, 1)
+    assert prompts(bench.submit()) < LONE_CHUNK
+    bench.abort("stream")
+    bench.collect()
+    assert prompts(bench.submit()) == LONE_CHUNK > LEAST_CHUNK
+    bench.add("c", 300, 1)
+    bench.collect()
+    assert prompts(bench.submit()) == LONE_CHUNK
 
 
 def test_a_chunk_is_never_smaller_than_what_is_worth_a_step_however_slow_the_machine() -> None:
-    bench = Bench(Limits(slots=2, blocks=80, step_tokens=256, context=1000, vocab=1000), quantum_s=1e-6)
-    bench.add("a", 20, 1)
-    bench.run()
+    bench = beside_a_stream(quantum_s=1e-6)
     bench.add("b", 300, 1)
     bench.add("c", 300, 1)
-    plan = bench.submit()
-    assert plan is not None
-    assert sum(row.count for row in plan.rows) == LEAST_CHUNK
+    assert prompts(bench.submit()) == LEAST_CHUNK
+
+
+def test_a_newcomer_among_prompts_alone_waits_for_the_step_that_runs_and_no_other() -> None:
+    bench = beside_a_stream(quantum_s=0.1)
+    bench.abort("stream")
+    bench.add("long", 600, 1)
+    bench.run(until=lambda: len(bench.steps("long")) > 2)
+    assert bench.scheduler.unhurried
+    bench.submit()
+    runs = len(bench.executor.plans)
+    bench.add("newcomer", LONE_CHUNK, 1)
+    bench.run(until=lambda: bool(bench.tokens("newcomer")))
+    assert bench.steps("newcomer") == [runs + 1]
 
 
 def test_a_joining_request_is_in_the_next_plan_beside_the_decode_rows() -> None:

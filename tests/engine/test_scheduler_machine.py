@@ -32,13 +32,22 @@ class Requests(RuleBasedStateMachine):
         stop_every=st.integers(1, 8),
         tier=st.sampled_from([None, 3, 20, 1000]),
         loses=st.integers(0, 3),
+        max_wait_s=st.sampled_from([None, 0.0, 20.0]),
     )
     def begin(
-        self, mode: Mode, slots: int, blocks: int, step_tokens: int, stop_every: int, tier: int | None, loses: int
+        self,
+        mode: Mode,
+        slots: int,
+        blocks: int,
+        step_tokens: int,
+        stop_every: int,
+        tier: int | None,
+        loses: int,
+        max_wait_s: float | None,
     ) -> None:
         limits = Limits(slots=slots, blocks=blocks, step_tokens=step_tokens, context=170, vocab=1000)
         second = DictTier(FakeExecutor(), tier, loses) if tier is not None else None
-        self.bench = Bench(limits, queue=QUEUE, mode=mode, quantum_s=1e6, tier=second)
+        self.bench = Bench(limits, QUEUE, max_wait_s, mode, quantum_s=1e6, tier=second)
         self.stop_ids = tuple(range(0, 1000, stop_every * 15))
 
     @rule(
@@ -116,7 +125,9 @@ class Requests(RuleBasedStateMachine):
         try:
             self.bench.add(name, prompt, max_tokens, self.stop_ids, salt, priority)
         except ApiError as refusal:
-            if refusal.status == 429:
+            if refusal.code == "wait_predicted":
+                assert load.waiting + load.running > 0
+            elif refusal.status == 429:
                 assert load.waiting >= QUEUE
             else:
                 room = min(self.bench.limits.context, self.bench.limits.blocks * 16)

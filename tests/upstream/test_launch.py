@@ -118,10 +118,14 @@ async def test_an_embedded_node_is_started_as_the_engine_wants_it(lines: Lines) 
 
 async def test_what_launch_says_of_the_engine_reaches_it(lines: Lines) -> None:
     port = free_port()
-    node = native(port, quantum_ms=5.0, admission="optimistic", kv_store="/var/kv", kv_store_size=1 << 30)
+    node = native(
+        port, quantum_ms=5.0, max_wait_ms=9.0, admission="optimistic", kv_store="/var/kv", kv_store_size=1 << 30
+    )
     (child,) = Launcher(config(RegionConfig("near", (node,))), "t", logger(lines)).children
     given = " ".join(child.arguments[4:]).partition("--exit-with-parent ")[2]
-    assert given == "--quantum-ms 5.0 --admission optimistic --kv-store /var/kv --kv-store-size 1073741824"
+    assert given == (
+        "--quantum-ms 5.0 --max-wait-ms 9.0 --admission optimistic --kv-store /var/kv --kv-store-size 1073741824"
+    )
 
 
 async def test_a_port_in_use_is_named_with_its_remedy(lines: Lines) -> None:

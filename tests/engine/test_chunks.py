@@ -1,0 +1,68 @@
+"""A step's prefill is bounded by time: what a token costs is learnt, also how much more it costs far into a prompt."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from engine.chunks import LEAST_CHUNK, TILE, Chunks, PrefillCost
+
+QUANTUM_S = 0.010
+
+
+def seconds(each: float, back: float, tokens: int, start: int) -> float:
+    return tokens * (each + back * (start + tokens / 2))
+
+
+def learnt(each: float, back: float, starts: list[int], tokens: int = 24) -> PrefillCost:
+    cost = PrefillCost()
+    for start in starts:
+        cost.took(tokens, tokens * start + tokens * tokens // 2, seconds(each, back, tokens, start))
+    return cost
+
+
+@given(each=st.floats(1e-4, 1e-2), back=st.floats(0, 2e-6), start=st.integers(0, 4000))
+def test_what_a_token_costs_anywhere_is_learnt_from_one_long_prompt(each: float, back: float, start: int) -> None:
+    cost = learnt(each, back, list(range(0, 4000, 100)))
+    assert cost.of(24, start) == pytest.approx(seconds(each, back, 24, start), rel=0.15)
+
+
+@given(each=st.floats(1e-5, 1e-2), back=st.floats(0, 1e-5), starts=st.lists(st.integers(0, 8000), min_size=1))
+def test_whatever_was_seen_a_cost_is_positive_and_grows_with_the_position(
+    each: float, back: float, starts: list[int]
+) -> None:
+    cost = learnt(each, back, starts)
+    assert 0 < cost.of(1, 0) <= cost.of(1, 4000)
+    assert cost.within(1.0, 4000) <= cost.within(1.0, 0)
+
+
+@given(
+    each=st.floats(1e-5, 1e-3),
+    back=st.floats(0, 1e-6),
+    prompts=st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 500)), min_size=1, max_size=6),
+    room=st.integers(1, 128),
+    alone=st.booleans(),
+)
+def test_a_plan_takes_no_longer_than_its_time_but_for_the_least_that_is_worth_a_step(
+    each: float, back: float, prompts: list[tuple[int, int]], room: int, alone: bool
+) -> None:
+    cost = learnt(each, back, list(range(0, 4000, 100)))
+    chunks = Chunks(cost, QUANTUM_S, room, alone=alone)
+    taken = [(start, chunks.take(start, wanted)) for start, wanted in prompts]
+    assert taken[0][1] > 0
+    assert sum(count for _, count in taken) <= room
+    assume(sum(count for _, count in taken) > LEAST_CHUNK)
+    assert sum(cost.of(count, start) for start, count in taken) <= QUANTUM_S * (4 if alone else 1) * 1.3
+
+
+def test_far_into_a_prompt_chunks_are_smaller() -> None:
+    cost = learnt(0.0008, 7e-7, list(range(0, 4000, 100)))
+    taken = [Chunks(cost, QUANTUM_S, 128, alone=True).take(start, 1000) for start in (0, 1000, 4000)]
+    assert taken == sorted(taken, reverse=True)
+    assert taken[0] == 4 * TILE
+    assert taken[-1] < TILE
+
+
+def test_before_anything_is_known_a_prompt_gets_the_whole_step() -> None:
+    assert Chunks(PrefillCost(), QUANTUM_S, 100, alone=False).take(0, 1000) == 100
