@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
+from engine.chunks import PrefillCost
 from engine.forecast import Pace
-from engine.step import StepPlan, StepResult
+from engine.step import Row, StepPlan, StepResult
 
 STEP_WEIGHT = 0.1
 """Of the newest step in the moving average of step times."""
@@ -144,6 +145,10 @@ class Gauges:
         self.generated = 0
         """Tokens sampled."""
         self.utilisation = Utilisation()
+        self._last_ended = 0.0
+        self.prefill_cost = PrefillCost()
+        self._decode_s = 0.0
+        """Of a step without prefill."""
         self._prefill = Rate()
         self._prompts = Rate()
         self._answers = 0
@@ -171,9 +176,17 @@ class Gauges:
         blocks = self.blocks_reused + self.blocks_computed
         return self.blocks_reused / blocks if blocks else 0.0
 
-    def stepped(self, plan: StepPlan, result: StepResult, *, rehearsed: bool = False) -> None:
-        """rehearsed: nobody waited for it; it tells how fast the node is, and its tokens do not count."""
+    def stepped(
+        self, plan: StepPlan, result: StepResult, *, rehearsed: bool = False, woken: float | None = None
+    ) -> None:
+        """rehearsed: nobody waited for it; it tells how fast the node is, and its tokens do not count.
+
+        woken: when the request came that ended idleness, where this is the first step since.
+        """
         seconds = result.ended - result.started
+        if not rehearsed:
+            self._dispatched(result, woken)
+        self._last_ended = result.ended
         self.step_ms += (seconds * 1000 - self.step_ms) * (STEP_WEIGHT if self.step_ms else 1.0)
         chunks = [len(row.tokens) for row in plan.rows]
         prefill = sum(chunks)
@@ -182,8 +195,20 @@ class Gauges:
             self.generated += sum(len(row.tokens) for row in result.rows)
         if prefill:
             self._prompts.took(prefill, seconds)
+            own_s = max(seconds / 4, seconds - self._decode_s) if 0 in chunks else seconds
+            self.prefill_cost.took(prefill, sum(map(_positions, plan.rows)), own_s)
+        else:
+            self._decode_s += (seconds - self._decode_s) * (STEP_WEIGHT if self._decode_s else 1.0)
         if prefill > chunks.count(0):  # else the time is the decode rows'
             self._prefill.took(prefill, seconds)
+
+    def _dispatched(self, result: StepResult, woken: float | None) -> None:
+        if woken is None:
+            self.gap.observe(result.started - self._last_ended)
+            self.utilisation.busy_s += max(0.0, result.ended - self._last_ended)
+        else:
+            self.wake.observe(result.started - woken)
+            self.utilisation.busy_s += result.ended - result.started
 
     def answered(self, tokens: int) -> None:
         """A request has ended after so many."""
@@ -194,3 +219,9 @@ class Gauges:
     def freed(self, steps: int) -> None:
         self.aborts += 1
         self.abort_steps_max = max(self.abort_steps_max, steps)
+
+
+def _positions(row: Row) -> int:
+    """How many positions stand before each token of a chunk, together."""
+    tokens = len(row.tokens)
+    return tokens * row.start + tokens * tokens // 2

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from edgeproxy.protocol.node.blocks import BlockChange
 from edgeproxy.protocol.openai.errors import ApiError
 from engine import admission
+from engine.chunks import QUANTUM_S, Chunks
 from engine.due import DueMasks, accepted
-from engine.chunks import QUANTUM_S, prefill_budget
 from engine.executor.base import Limits
 from engine.fairness import Shares
 from engine.forecast import Pace, Room, Wait, wait_of
@@ -85,7 +85,6 @@ class Scheduler:
         self._completed = 0
         self._woken: float | None = None
         """When the request came that ended idleness, until its first step is known."""
-        self._last_ended = 0.0
 
     @property
     def in_flight(self) -> int:
@@ -301,25 +300,24 @@ class Scheduler:
     def _plan_prefill(self, rows: list[Row], named: list[Sequence]) -> bool:
         """Adds chunks to a plan. True where a sequence sat it out, since more of it can be loaded than one plan may."""
         self._tables.begin_plan()
-        rate, alone = self._gauges.prefill_tokens_per_s, not rows and not self.rehearsing
-        budget = prefill_budget(self._limits.step_tokens, len(rows), rate, self._quantum_s, alone=alone)
+        room, alone = self._limits.step_tokens - len(rows), not rows and not self.rehearsing
+        chunks = Chunks(self._gauges.prefill_cost, self._quantum_s, room, alone=alone)
         loading = False
         for sequence in prefill_order(self._running, self._step):
-            if budget <= 0:
+            if chunks.spent:
                 break
             self._tables.reuse(sequence)
             if self._tables.load(sequence):
                 loading = True
                 continue
-            tokens = self._chunk(sequence, budget)
-            rows.append(self._row(sequence, tokens))
+            if not (count := chunks.take(sequence.planned, sequence.prompt_left)):
+                break
+            rows.append(self._row(sequence, self._chunk(sequence, count)))
             named.append(sequence)
-            budget -= len(tokens)
         return loading
 
-    def _chunk(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        start = sequence.planned
-        end = min(sequence.prefill, start + most)
+    def _chunk(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        start, end = sequence.planned, sequence.planned + count
         if not self._tables.grow(sequence, end):
             raise IntegrityError(f"request {sequence.request.request_id} was promised fewer blocks than its prompt")
         return tuple(sequence.tokens[start:end])
@@ -340,17 +338,8 @@ class Scheduler:
 
     def _clocked(self, plan: StepPlan, sequences: list[Sequence], result: StepResult) -> None:
         rehearsed = all(sequence.request.rehearsal for sequence in sequences)
-        self._gauges.stepped(plan, result, rehearsed=rehearsed)
-        if rehearsed:
-            pass
-        elif self._woken is None:
-            self._gauges.gap.observe(result.started - self._last_ended)
-            self._gauges.utilisation.busy_s += max(0.0, result.ended - self._last_ended)
-        else:
-            self._gauges.wake.observe(result.started - self._woken)
-            self._gauges.utilisation.busy_s += result.ended - result.started
-            self._woken = None
-        self._last_ended = result.ended
+        self._gauges.stepped(plan, result, rehearsed=rehearsed, woken=self._woken)
+        self._woken = self._woken if rehearsed else None
 
     def _advance(self, sequence: Sequence, row: RowResult, result: StepResult, now: float) -> Delta:
         first = not sequence.generated

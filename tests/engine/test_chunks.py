@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from engine.chunks import LEAST_CHUNK, TILE, Chunks, PrefillCost
+from engine.chunks import LEAST_CHUNK, LONE_QUANTA, TILE, Chunks, PrefillCost
 
 QUANTUM_S = 0.010
 
@@ -22,8 +22,10 @@ def learnt(each: float, back: float, starts: list[int], tokens: int = 24) -> Pre
     return cost
 
 
-@given(each=st.floats(1e-4, 1e-2), back=st.floats(0, 2e-6), start=st.integers(0, 4000))
+@given(each=st.floats(1e-5, 1e-2), back=st.floats(0, 2), start=st.integers(0, 4000))
 def test_what_a_token_costs_anywhere_is_learnt_from_one_long_prompt(each: float, back: float, start: int) -> None:
+    """back: what 1,000 positions add, in what a token costs at the beginning."""
+    back *= each / 1000
     cost = learnt(each, back, list(range(0, 4000, 100)))
     assert cost.of(24, start) == pytest.approx(seconds(each, back, 24, start), rel=0.15)
 
@@ -53,7 +55,7 @@ def test_a_plan_takes_no_longer_than_its_time_but_for_the_least_that_is_worth_a_
     assert taken[0][1] > 0
     assert sum(count for _, count in taken) <= room
     assume(sum(count for _, count in taken) > LEAST_CHUNK)
-    assert sum(cost.of(count, start) for start, count in taken) <= QUANTUM_S * (4 if alone else 1) * 1.3
+    assert sum(cost.of(count, start) for start, count in taken) <= QUANTUM_S * (LONE_QUANTA if alone else 1) * 1.6
 
 
 def test_far_into_a_prompt_chunks_are_smaller() -> None:
@@ -62,6 +64,14 @@ def test_far_into_a_prompt_chunks_are_smaller() -> None:
     assert taken == sorted(taken, reverse=True)
     assert taken[0] == 4 * TILE
     assert taken[-1] < TILE
+
+
+def test_the_rest_of_a_prompt_is_not_left_for_a_step_of_its_own() -> None:
+    cost = learnt(0.0008, 7e-7, list(range(0, 4000, 100)))
+    assert Chunks(cost, QUANTUM_S, 128, alone=True).take(1792, 24) == 24
+    assert Chunks(cost, QUANTUM_S, 128, alone=True).take(1792, 100) == 24
+    assert Chunks(cost, QUANTUM_S, 128, alone=True).take(1792, 28) == 28
+    assert Chunks(cost, QUANTUM_S, 128, alone=True).take(1792, 33) == 24
 
 
 def test_before_anything_is_known_a_prompt_gets_the_whole_step() -> None:
