@@ -1,16 +1,17 @@
 """How much of prompts one step takes. Pure.
 
 What a step takes, everybody waits for: a stream for its next token, a newcomer for the step that runs. So beside
-streams a step takes one quantum of prefill. Where nobody streams it takes more: small steps are slower for each token.
-Both are times, since a token far into a prompt costs several times one at its beginning.
+streams a step takes one quantum of prefill for each prompt that waits, up to a few: who is not let in to decode beside
+others keeps them dear. Where nobody streams it takes as many: small steps are slower for each token. A quantum is a
+time, since a token far into a prompt costs several times one at its beginning.
 """
 
 from __future__ import annotations
 
 QUANTUM_S = 0.010
-"""About how long the prefill of one step may take: nobody who decodes waits longer for others' prompts."""
-LONE_QUANTA = 4
-"""The same where nobody decodes: nearly the rate of a whole step."""
+"""About how long the prefill of one step may take: who decodes waits no longer for another's prompt."""
+QUANTA = 4
+"""Most of them in a step: nearly the rate of a whole one."""
 TILE = 12
 """Tokens that the kernels multiply at a time: a part of a tile takes nearly as long, but for its attention."""
 LEAST_CHUNK = TILE // 2
@@ -70,11 +71,11 @@ class PrefillCost:
 class Chunks:
     """Of one plan: how many tokens each prompt gets of it, one after the other."""
 
-    def __init__(self, cost: PrefillCost, quantum_s: float, tokens: int, *, alone: bool) -> None:
-        """tokens: most that the step has room for. alone: no stream waits meanwhile."""
+    def __init__(self, cost: PrefillCost, seconds: float, tokens: int) -> None:
+        """seconds, tokens: that the plan has room for, about and at most."""
         self._cost = cost
         self._tokens = tokens
-        self._left_s = quantum_s * (LONE_QUANTA if alone else 1)
+        self._left_s = seconds
         self._least = LEAST_CHUNK
 
     @property

@@ -82,7 +82,7 @@ def main() -> None:
 @click.option("--queue", default=64, show_default=True, type=click.IntRange(0, 1 << 16), help="Most waiting requests.")
 @click.option(
     "--max-wait-ms",
-    default=4000.0,
+    default=3000.0,
     show_default=True,
     type=click.FloatRange(0, 600_000),
     help="Refuse (429) what finds no place and is expected to wait for longer.",

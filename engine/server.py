@@ -49,7 +49,7 @@ class ServeOptions:
     port: int
     """0: any free one."""
     queue: int = 64
-    max_wait_s: float = 4.0
+    max_wait_s: float = 3.0
     """Longest expected wait of a request that must wait for a place."""
     drain_s: float = 30.0
     """For what runs when the node is told to end, and for the KV store to be written."""

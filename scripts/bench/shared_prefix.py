@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 import aiohttp
-from load import WORDS, Sample, arguments, ask, held_blocks, idle, milliseconds, node_status, prompt, report
+from load import WORDS, Sample, arguments, ask, held_blocks, idle, median, milliseconds, node_status, prompt, report
 
 POLL_S = 0.05
 _VLLM_USE = re.compile(r"^vllm:(?:kv|gpu)_cache_usage_perc(?:\{[^}]*\})? ([0-9.e+-]+)", re.MULTILINE)
@@ -32,8 +32,12 @@ class Pool:
     def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
         self._session = session
         self._base_url = base_url
-        self.peak = 0.0
-        self.known = False
+        self.used: list[float] = []
+        """At each look."""
+
+    @property
+    def peak(self) -> float:
+        return max(self.used, default=0.0)
 
     async def watch(self) -> None:
         while True:
@@ -42,8 +46,7 @@ class Pool:
                 used = await self._vllm()
             if used is None:
                 return
-            self.known = True
-            self.peak = max(self.peak, used)
+            self.used.append(used)
             await asyncio.sleep(POLL_S)
 
     async def _native(self) -> float | None:
@@ -104,7 +107,8 @@ def table(samples: dict[str, list[Sample]], pool: Pool, concurrency: int) -> lis
     start, chats = samples["after start"], samples["chat"]
     firsts, totals = [s.first_token for s in chats], [s.total for s in chats]
     prompts = sum(s.prompt_tokens for s in chats)
-    known = f"{pool.peak / concurrency:.0f}" if pool.known else "not told"
+    fullest = f"{pool.peak / concurrency:.0f}" if pool.used else "not told"
+    usual = f"{median(pool.used) / concurrency:.0f}" if pool.used else "not told"
     rows = [("", "value")]
     for name, seconds in (("first token", firsts), ("whole answer", totals)):
         p50, p99 = milliseconds(seconds), milliseconds(seconds, 0.99)
@@ -112,7 +116,8 @@ def table(samples: dict[str, list[Sample]], pool: Pool, concurrency: int) -> lis
         rows.append((f"{name} p99 - p50 ms", f"{p99 - p50:.1f}"))
     rows += [
         ("prompt tokens cached", f"{sum(s.cached_tokens for s in chats) / prompts:.1%}"),
-        ("KV tokens in use at the fullest, per concurrent request", known),
+        ("KV tokens in use at the fullest, per concurrent request", fullest),
+        ("the same, median over time", usual),
         ("tokens of a request, mean", f"{(prompts + sum(s.completion_tokens for s in chats)) / len(chats):.0f}"),
         ("first request after the start, first token ms", f"{start[0].first_token * 1e3:.1f}"),
         ("tenth / ratio", f"{start[9].first_token * 1e3:.1f} / {start[0].first_token / start[9].first_token:.2f}"),

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from engine.chunks import LEAST_CHUNK, LONE_QUANTA, TILE, Chunks, PrefillCost
+from engine.chunks import LEAST_CHUNK, TILE, Chunks, PrefillCost
 
-QUANTUM_S = 0.010
+SHARE_S = 0.040
 
 
 def seconds(each: float, back: float, tokens: int, start: int) -> float:
@@ -44,23 +44,23 @@ def test_whatever_was_seen_a_cost_is_positive_and_grows_with_the_position(
     back=st.floats(0, 1e-6),
     prompts=st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 500)), min_size=1, max_size=6),
     room=st.integers(1, 128),
-    alone=st.booleans(),
+    share_s=st.floats(0.001, 0.1),
 )
 def test_a_plan_takes_no_longer_than_its_time_but_for_the_least_that_is_worth_a_step(
-    each: float, back: float, prompts: list[tuple[int, int]], room: int, alone: bool
+    each: float, back: float, prompts: list[tuple[int, int]], room: int, share_s: float
 ) -> None:
     cost = learnt(each, back, list(range(0, 4000, 100)))
-    chunks = Chunks(cost, QUANTUM_S, room, alone=alone)
+    chunks = Chunks(cost, share_s, room)
     taken = [(start, chunks.take(start, wanted)) for start, wanted in prompts]
     assert taken[0][1] > 0
     assert sum(count for _, count in taken) <= room
     assume(sum(count for _, count in taken) > LEAST_CHUNK)
-    assert sum(cost.of(count, start) for start, count in taken) <= QUANTUM_S * (LONE_QUANTA if alone else 1) * 1.6
+    assert sum(cost.of(count, start) for start, count in taken) <= share_s * 1.6
 
 
 def test_far_into_a_prompt_chunks_are_smaller() -> None:
     cost = learnt(0.0008, 7e-7, list(range(0, 4000, 100)))
-    taken = [Chunks(cost, QUANTUM_S, 128, alone=True).take(start, 1000) for start in (0, 1000, 4000)]
+    taken = [Chunks(cost, SHARE_S, 128).take(start, 1000) for start in (0, 1000, 4000)]
     assert taken == sorted(taken, reverse=True)
     assert taken[0] == 4 * TILE
     assert taken[-1] < TILE
@@ -68,11 +68,11 @@ def test_far_into_a_prompt_chunks_are_smaller() -> None:
 
 def test_the_rest_of_a_prompt_is_not_left_for_a_step_of_its_own() -> None:
     cost = learnt(0.0008, 7e-7, list(range(0, 4000, 100)))
-    assert Chunks(cost, QUANTUM_S, 128, alone=True).take(1792, 24) == 24
-    assert Chunks(cost, QUANTUM_S, 128, alone=True).take(1792, 100) == 24
-    assert Chunks(cost, QUANTUM_S, 128, alone=True).take(1792, 28) == 28
-    assert Chunks(cost, QUANTUM_S, 128, alone=True).take(1792, 33) == 24
+    assert Chunks(cost, SHARE_S, 128).take(1792, 24) == 24
+    assert Chunks(cost, SHARE_S, 128).take(1792, 100) == 24
+    assert Chunks(cost, SHARE_S, 128).take(1792, 28) == 28
+    assert Chunks(cost, SHARE_S, 128).take(1792, 33) == 24
 
 
 def test_before_anything_is_known_a_prompt_gets_the_whole_step() -> None:
-    assert Chunks(PrefillCost(), QUANTUM_S, 100, alone=False).take(0, 1000) == 100
+    assert Chunks(PrefillCost(), SHARE_S, 100).take(0, 1000) == 100

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgeproxy.protocol.openai.errors import ApiError
 from engine.admission import Mode
-from engine.chunks import LEAST_CHUNK, LONE_QUANTA, TILE
+from engine.chunks import LEAST_CHUNK, QUANTA, TILE
 from engine.executor.base import Limits
 from engine.gauges import Gauges
 from engine.scheduler import PRIORITY_S, Scheduler
@@ -98,11 +98,20 @@ def prompts(plan: StepPlan | None) -> int:
     return sum(len(row.tokens) for row in plan.rows)
 
 
-def test_a_prefill_beside_a_stream_takes_one_quantum_of_the_measured_rate() -> None:
-    bench = beside_a_stream(quantum_s=0.5)
+def test_a_prompt_beside_a_stream_takes_one_quantum_of_the_measured_rate() -> None:
+    bench = beside_a_stream(quantum_s=0.3)
     bench.add("b", 300, 1)
-    bench.add("c", 300, 1)
-    assert prompts(bench.submit()) == pytest.approx(100, abs=TILE)
+    assert prompts(bench.submit()) == pytest.approx(60, abs=TILE)
+
+
+@pytest.mark.parametrize("many", range(1, 2 * QUANTA))
+def test_many_prompts_beside_a_stream_take_a_quantum_each_but_no_more_than_a_few(many: int) -> None:
+    bench = Bench(Limits(slots=8, blocks=200, step_tokens=256, context=1000, vocab=1000), quantum_s=0.1)
+    bench.add("stream", 200, 100)
+    bench.run(until=lambda: bool(bench.tokens("stream")))
+    for name in "abcdefgh"[:many]:
+        bench.add(name, 200, 1)
+    assert prompts(bench.submit()) == pytest.approx(20 * min(many, QUANTA), abs=TILE)
 
 
 def test_prompts_that_nobody_waits_beside_take_larger_chunks() -> None:
@@ -110,11 +119,10 @@ def test_prompts_that_nobody_waits_beside_take_larger_chunks() -> None:
     bench.add("b", 300, 1)
     beside = prompts(bench.submit())
     bench.abort("stream")
-    bench.add("c", 300, 1)
     bench.collect()
     alone = prompts(bench.submit())
     assert beside == pytest.approx(20, abs=TILE)
-    assert alone == pytest.approx(20 * LONE_QUANTA, abs=TILE)
+    assert alone == pytest.approx(20 * QUANTA, abs=TILE)
 
 
 def test_a_chunk_is_never_smaller_than_what_is_worth_a_step_however_slow_the_machine() -> None:
