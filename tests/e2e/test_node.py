@@ -161,7 +161,7 @@ def test_errors_reach_the_client_as_its_own_exceptions(client: openai.OpenAI) ->
         client.chat.completions.create(model="other", messages=CAPITAL)
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model=MODEL, messages=CAPITAL, n=2)
+        client.chat.completions.create(model=MODEL, messages=CAPITAL, n=0)
     assert refused.value.param == "n"
     with pytest.raises(openai.BadRequestError) as too_long:
         client.chat.completions.create(model=MODEL, messages=CAPITAL, max_tokens=5000)
