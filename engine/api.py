@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -22,26 +22,23 @@ from edgeproxy.protocol.node.report import (
     NodeState,
     encode_tokens,
 )
-from edgeproxy.protocol.node.request import Terms
 from edgeproxy.protocol.node.request import decode as request_terms
 from edgeproxy.protocol.node.resume import FIELD, STREAM_HEADER, Resume, decode_resume
-from edgeproxy.protocol.openai.chat import Completion, CompletionStream, model_list, model_view
-from edgeproxy.protocol.openai.completions import TextCompletion, TextCompletionStream, completion_request
+from edgeproxy.protocol.openai.chat import model_list, model_view
 from edgeproxy.protocol.openai.decoding import Decoding
 from edgeproxy.protocol.openai.errors import ApiError, invalid
-from edgeproxy.protocol.openai.schema import chat_request, parse_json
+from edgeproxy.protocol.openai.schema import parse_json
 from edgeproxy.protocol.openai.sse import MEDIA_TYPE
 from engine.answer import Choices
 from engine.answering import Notes, Stream, whole
-from engine.chat import Chat, answer_id, created
-from engine.completions import Completions
+from engine.chat import answer_id, created
 from engine.feed import TooManyReaders
 from engine.hosts import Hosts
 from engine.http import JSON, ClientGone, Exchange, Headers, Receive, Scope, Send
+from engine.kinds import CHAT, Kind
 from engine.node import Node
 from engine.orca import FORMAT_HEADER, load_metrics
 from engine.orca import HEADER as LOAD_HEADER
-from engine.tokens import detokenized, tokenized
 
 logger = logging.getLogger(__name__)
 
@@ -214,12 +211,14 @@ class NodeApp:
             raise ApiError(404, f"This node serves '{self._node.model}' only.", code="model_not_found", param="model")
 
     async def _chat(self, exchange: Exchange) -> None:
-        await self._generate(exchange, _CHAT)
+        await self._generate(exchange, CHAT)
 
     async def _completions(self, exchange: Exchange) -> None:
-        await self._generate(exchange, _COMPLETIONS)
+        from engine.completions import COMPLETIONS  # most nodes are asked for chats alone
 
-    async def _generate(self, exchange: Exchange, kind: _Kind) -> None:
+        await self._generate(exchange, COMPLETIONS)
+
+    async def _generate(self, exchange: Exchange, kind: Kind) -> None:
         if self._busy > self._limits.requests:
             raise ApiError(429, "This node has too many requests open: try again shortly.", code="rate_limit_exceeded")
         terms = request_terms(exchange.header, self._trusted(exchange))
@@ -240,7 +239,7 @@ class NodeApp:
     async def _told(
         self,
         exchange: Exchange,
-        kind: _Kind,
+        kind: Kind,
         request: Decoding,
         choices: Choices,
         name: str,
@@ -261,11 +260,15 @@ class NodeApp:
         await stream.send(exchange, (*STREAM, *self._answer_headers(exchange, request, choices)), first)
 
     async def _tokenize(self, exchange: Exchange) -> None:
+        from engine.tokens import tokenized
+
         terms = request_terms(exchange.header, self._trusted(exchange))
         value = await self._tokens_request(exchange)
         await exchange.respond(200, await tokenized(value, self._node.chat(), terms.salt))
 
     async def _detokenize(self, exchange: Exchange) -> None:
+        from engine.tokens import detokenized
+
         value = await self._tokens_request(exchange)
         await exchange.respond(200, detokenized(value, self._node.chat()))
 
@@ -314,29 +317,6 @@ class NodeApp:
         terms = {"parse": parse_s, "queue": timing.queue_s, "prefill": timing.prefill_s, "first": first_s}
         value = ", ".join(f"{term};dur={seconds * 1000:.3f}" for term, seconds in terms.items())
         return (*fields, (TIMING_HEADER, value.encode()))
-
-
-async def _open_chat(chat: Chat, request: Any, name: str, terms: Terms, resume: Resume | None) -> Choices:
-    return await chat.open(request, name, terms, resume)
-
-
-async def _open_completions(chat: Chat, request: Any, name: str, terms: Terms, resume: Resume | None) -> Choices:
-    return await Completions(chat).open(request, name, terms, resume)
-
-
-class _Kind(NamedTuple):
-    """What an endpoint that generates has of its own."""
-
-    prefix: str
-    """Of its answers' ids."""
-    read: Callable[[dict[str, Any]], Decoding]
-    open: Callable[[Chat, Any, str, Terms, Resume | None], Awaitable[Choices]]
-    whole: type[Completion]
-    stream: type[CompletionStream]
-
-
-_CHAT = _Kind("chatcmpl", chat_request, _open_chat, Completion, CompletionStream)
-_COMPLETIONS = _Kind("cmpl", completion_request, _open_completions, TextCompletion, TextCompletionStream)
 
 
 def _names(names: Iterable[str]) -> bytes:

@@ -22,7 +22,7 @@ from engine.text.prompt import Draft, PromptEncoder
 from engine.text.template import ChatTemplate, within_last
 from engine.text.tokenizer import Tokenizer
 from engine.text.tools.formats import format_of, taught
-from engine.text.tools.mistral import MARK
+from engine.text.tools.marks import MISTRAL_MARK
 
 INLINE_CHARS = 2000
 """More characters to encode, and longer prompts to render, go to a thread, so that the event loop goes on."""
@@ -49,7 +49,7 @@ class Chat:
         self._style = format_of(template.source)
         ids = {tokenizer.name_of(token): token for token in tokenizer.controls}
         self._marks = frozenset(ids[mark] for mark in self._style.marks if mark in ids)
-        self._mark_id = ids.get(MARK)
+        self._mark_id = ids.get(MISTRAL_MARK)
 
     async def open(self, request: ChatRequest, name: str, terms: Terms, resume: Resume | None = None) -> Choices:
         """Starts to generate, or to generate on from where another node ended.

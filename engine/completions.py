@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from typing import Any, Final
 
 from edgeproxy.protocol.node.request import Terms
 from edgeproxy.protocol.node.resume import Resume
 from edgeproxy.protocol.openai.chat import TokenLogprob
-from edgeproxy.protocol.openai.completions import CompletionRequest
+from edgeproxy.protocol.openai.completions import (
+    CompletionRequest,
+    TextCompletion,
+    TextCompletionStream,
+    completion_request,
+)
 from edgeproxy.protocol.openai.errors import ApiError, invalid
 from engine.answer import Choices
 from engine.chat import INLINE_CHARS, Chat
 from engine.constraint import Constraint
+from engine.kinds import Kind
 from engine.opener import Prompt
 from engine.step import Finish
 from engine.text.reader import Piece
@@ -109,3 +116,10 @@ class Completions:
         tokenizer = self._tokenizer
         parts = [tokenizer.name_of(i).encode() if tokenizer.is_control(i) else tokenizer.bytes_of(i) for i in ids]
         return b"".join(parts).decode(errors="replace")
+
+
+async def _open(chat: Chat, request: Any, name: str, terms: Terms, resume: Resume | None) -> Choices:
+    return await Completions(chat).open(request, name, terms, resume)
+
+
+COMPLETIONS: Final = Kind("cmpl", completion_request, _open, TextCompletion, TextCompletionStream)

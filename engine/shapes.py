@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from edgeproxy.protocol.openai.errors import invalid
@@ -14,11 +15,10 @@ from edgeproxy.protocol.openai.tools import Tools
 from engine.constraint import Constraint
 from engine.opener import no_constraint
 from engine.text.tokenizer import Tokenizer
-from engine.text.tools import enforce
 from engine.text.tools.formats import ToolFormat
 
 if TYPE_CHECKING:
-    from engine.text.grammar import Grammar, Grammars
+    from engine.text.grammar import Grammars
 
 Make = Callable[[], Constraint | None]
 
@@ -51,27 +51,27 @@ class Shapes:
         return await asyncio.to_thread(self._of_tools, form, tools, style, mark_id)
 
     def _of_format(self, form: Format) -> Make:
-        from engine.text import grammar
-
-        return self._compiled(lambda: grammar.of_format(form), form.where)
+        with _refusing(form.where):
+            return self._loaded().of_format(form)
 
     def _of_tools(self, form: Format | None, tools: Tools, style: ToolFormat, mark_id: int | None) -> Make:
-        from engine.text import grammar
+        from engine.text.grammar import lark
+        from engine.text.tools import enforce
 
-        if tools.mode == "required":
-            text = enforce.calls(tools.callable, style, parallel=tools.parallel, mark_id=mark_id)
-            return self._compiled(lambda: grammar.lark(text), "tools")
-        if form is not None:
+        grammars = self._loaded()
+        schema = None
+        if form is not None and tools.mode != "required":
             self._of_format(form)  # what is wrong with it is told by its own name
-        schema = None if form is None else json.loads(form.text)
-        text = enforce.calls_or_text(tools.callable, style, parallel=tools.parallel, mark_id=mark_id, schema=schema)
-        return self._compiled(lambda: grammar.lark(text), "tools")
-
-    def _compiled(self, make: Callable[[], Grammar], where: str) -> Make:
-        try:
-            return self._loaded().compiled(make())
-        except ValueError as error:
-            raise invalid(f"'{where}' cannot be followed: {error}.", where, "unsupported_schema") from error
+            schema = json.loads(form.text)
+        with _refusing("tools"):
+            grammars.check_words(json.dumps([tool.view for tool in tools.callable], ensure_ascii=False))
+            if tools.mode == "required":
+                text = enforce.calls(tools.callable, style, parallel=tools.parallel, mark_id=mark_id)
+            else:
+                text = enforce.calls_or_text(
+                    tools.callable, style, parallel=tools.parallel, mark_id=mark_id, schema=schema
+                )
+            return grammars.compiled(lark(text))
 
     def _loaded(self) -> Grammars:
         from engine.text.grammar import Grammars
@@ -80,3 +80,11 @@ class Shapes:
             if self._grammars is None:
                 self._grammars = Grammars(self._tokenizer)
             return self._grammars
+
+
+@contextmanager
+def _refusing(where: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise invalid(f"'{where}' cannot be followed: {error}.", where, "unsupported_schema") from error

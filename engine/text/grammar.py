@@ -76,6 +76,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Takes some 0.5 s for 49,152 tokens."""
+        self._words = tokenizer
         vocabulary = llguidance.TokenizerWrapper(_Vocabulary(tokenizer))
         self._tokenizer = llguidance.LLTokenizer(vocabulary, eos_token=list(tokenizer.eos_ids))
         self._limits = llguidance.LLParserLimits(
@@ -84,6 +85,16 @@ class Grammars:
         self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         """The one used longest ago first."""
         self._lock = threading.Lock()
+
+    def of_format(self, form: Format) -> Callable[[], Rules]:
+        """As `compiled`."""
+        self.check_words(form.text)
+        return self.compiled(of_format(form))
+
+    def check_words(self, text: str) -> None:
+        """Raises ValueError for characters that the model cannot write: where only they may come, nothing could."""
+        if not self._words.can_say(text):
+            raise ValueError("it has characters that this model has no tokens for")
 
     def compiled(self, grammar: Grammar) -> Callable[[], Rules]:
         """Makes the rules of each sequence. Raises ValueError saying what of the grammar cannot be followed."""

@@ -79,6 +79,11 @@ class Tokenizer:
         except TypeError as error:
             raise ValueError("the text has a surrogate without its partner and cannot be encoded as UTF-8") from error
 
+    def can_say(self, text: str) -> bool:
+        """Whether there are tokens for all of it. Raises ValueError for lone surrogates."""
+        (ids,) = self.encode_segments([text])
+        return b"".join(map(self.bytes_of, ids)) == text.encode()
+
     def segments(self, text: str) -> list[str | int]:
         """The special tokens of a text, as ids, and the texts between them, none of which is empty.
 

@@ -9,8 +9,9 @@ from typing import Any, Final
 from edgeproxy.protocol.openai.checks import Json
 from edgeproxy.protocol.openai.tools import Tool
 from engine.text.tools.formats import ToolFormat
-from engine.text.tools.hermes import CLOSE, OPEN
-from engine.text.tools.mistral import MARK
+from engine.text.tools.marks import HERMES_CLOSE as CLOSE
+from engine.text.tools.marks import HERMES_OPEN as OPEN
+from engine.text.tools.marks import MISTRAL_MARK as MARK
 
 _TEXT: Final = r"/(.|\n)*/"
 _NO_CALL: Final = r"/([^{\[ \n\r\t<](.|\n)*)?/"

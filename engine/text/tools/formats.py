@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from edgeproxy.protocol.openai.messages import Message
 from edgeproxy.protocol.openai.tools import Tool
-from engine.text.tools import hermes, llama, mistral, pythonic
+from engine.text.tools import marks
 from engine.text.tools.events import Parser
 
 View = dict[str, Any]
@@ -25,11 +25,38 @@ class ToolFormat:
     """The chat template itself shows tools to the model and says how to call them."""
 
 
-HERMES: Final = ToolFormat("hermes", hermes.HermesParser)
-LLAMA: Final = ToolFormat("llama", llama.LlamaJsonParser, (llama.TAG,))
-PYTHONIC: Final = ToolFormat("pythonic", pythonic.PythonicParser, (llama.TAG,))
-MISTRAL: Final = ToolFormat("mistral", mistral.MistralParser, (mistral.MARK, "[ARGS]", "[CALL_ID]"))
-UNTAUGHT: Final = ToolFormat("hermes", hermes.HermesParser, template=False)
+# Each is loaded by the first request that has tools: a node's start does without.
+
+
+def _hermes(names: frozenset[str]) -> Parser:
+    from engine.text.tools.hermes import HermesParser
+
+    return HermesParser(names)
+
+
+def _llama(names: frozenset[str]) -> Parser:
+    from engine.text.tools.llama import LlamaJsonParser
+
+    return LlamaJsonParser(names)
+
+
+def _pythonic(names: frozenset[str]) -> Parser:
+    from engine.text.tools.pythonic import PythonicParser
+
+    return PythonicParser(names)
+
+
+def _mistral(names: frozenset[str]) -> Parser:
+    from engine.text.tools.mistral import MistralParser
+
+    return MistralParser(names)
+
+
+HERMES: Final = ToolFormat("hermes", _hermes)
+LLAMA: Final = ToolFormat("llama", _llama, (marks.LLAMA_TAG,))
+PYTHONIC: Final = ToolFormat("pythonic", _pythonic, (marks.LLAMA_TAG,))
+MISTRAL: Final = ToolFormat("mistral", _mistral, (marks.MISTRAL_MARK, "[ARGS]", "[CALL_ID]"))
+UNTAUGHT: Final = ToolFormat("hermes", _hermes, template=False)
 """Of a template that knows no tools: Hermes' words, in the system message."""
 
 
@@ -37,13 +64,13 @@ def format_of(template: str) -> ToolFormat:
     """Of a chat template's source."""
     if "tools" not in template:
         return UNTAUGHT
-    if mistral.MARK in template:
+    if marks.MISTRAL_MARK in template:
         return MISTRAL
-    if hermes.OPEN in template:
+    if marks.HERMES_OPEN in template:
         return HERMES
     if "func_name1(params_name1=" in template or "pythonic" in template:
         return PYTHONIC
-    return LLAMA if '"parameters"' in template or llama.TAG in template else UNTAUGHT
+    return LLAMA if '"parameters"' in template or marks.LLAMA_TAG in template else UNTAUGHT
 
 
 def taught(messages: Sequence[Message], tools: Sequence[Tool]) -> list[View]:
@@ -62,7 +89,7 @@ def _told(message: Message) -> View:
     if message.role == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
     calls = [
-        f"{hermes.OPEN}\n{_json({'name': call.name, 'arguments': call.arguments})}\n{hermes.CLOSE}"
+        f"{marks.HERMES_OPEN}\n{_json({'name': call.name, 'arguments': call.arguments})}\n{marks.HERMES_CLOSE}"
         for call in message.tool_calls
     ]
     return {"role": message.role, "content": "\n".join(filter(None, [message.content, *calls]))}
@@ -73,7 +100,8 @@ def _lesson(tools: Sequence[Tool]) -> str:
     return (
         f"You may call functions to answer. The functions are:\n<tools>\n{listed}\n</tools>\n"
         "To call one, answer with its name and arguments as JSON in this form, once for each call:\n"
-        f'{hermes.OPEN}\n{{"name": "function name", "arguments": {{"argument": "value"}}}}\n{hermes.CLOSE}\n'
+        f'{marks.HERMES_OPEN}\n{{"name": "function name", "arguments": {{"argument": "value"}}}}\n'
+        f"{marks.HERMES_CLOSE}\n"
         "If no function helps, answer in plain words."
     )
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from engine.text.stop import overlap
 from engine.text.tools.events import Event, Parser
 from engine.text.tools.json_call import JsonCall
-
-OPEN: Final = "<tool_call>"
-CLOSE: Final = "</tool_call>"
+from engine.text.tools.marks import HERMES_CLOSE as CLOSE
+from engine.text.tools.marks import HERMES_OPEN as OPEN
 
 
 class HermesParser(Parser):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from engine.text.tools.events import Event, Parser
 from engine.text.tools.json_call import JsonCall
-
-TAG: Final = "<|python_tag|>"
+from engine.text.tools.marks import LLAMA_TAG as TAG
 
 
 class LlamaJsonParser(Parser):

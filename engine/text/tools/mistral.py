@@ -8,8 +8,8 @@ from typing import Final
 from engine.text.stop import overlap
 from engine.text.tools.events import Arguments, CallStart, Event, Parser
 from engine.text.tools.json_call import JsonCall, ValueEnd
+from engine.text.tools.marks import MISTRAL_MARK as MARK
 
-MARK: Final = "[TOOL_CALLS]"
 HEAD_CHARS: Final = 256
 _NAMED: Final = re.compile(r"\s*([A-Za-z0-9_.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 
