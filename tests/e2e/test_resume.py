@@ -20,6 +20,10 @@ TOKENS = 96
 KILLED_AFTER = 12
 """Events of the first stream."""
 
+STORY = {"type": "object", "properties": {"story": {"type": "string", "minLength": 600}}, "required": ["story"]}
+TELL = {"type": "function", "function": {"name": "tell", "parameters": STORY}}
+"""Its arguments alone are longer than an answer may be."""
+
 REQUESTS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 1.0, "seed": 7},
@@ -29,6 +33,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 9, "top_k": 40},
     {"temperature": 0.8, "seed": 10, "frequency_penalty": 0.9, "presence_penalty": 0.4, "min_tokens": 40},
     {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {"28": -2}},
+    {"temperature": 1.0, "seed": 11, "tools": [TELL], "tool_choice": "required"},
 ]
 UNSEEDED = {"temperature": 1.0, "ignore_eos": True}
 
@@ -42,7 +47,7 @@ def body(fields: dict[str, Any]) -> dict[str, Any]:
 async def read(client: httpx.AsyncClient, url: str, fields: dict[str, Any], said: asyncio.Event) -> dict[str, Any]:
     """What the stream told, less its id and time; `said` is set after some events."""
     found: dict[str, Any] = {"text": "", "finish": None, "tokens": 0, "roles": 0, "ids": set(), "done": False}
-    found["logprobs"] = []
+    found["logprobs"], found["calls"] = [], ""
     parser, events = SseParser(), 0
     async with client.stream("POST", url, json=body(fields)) as answer:
         assert answer.status_code == 200
@@ -62,6 +67,8 @@ async def read(client: httpx.AsyncClient, url: str, fields: dict[str, Any], said
                     found["tokens"] = chunk["usage"]["completion_tokens"]
                 for choice in chunk["choices"]:
                     found["text"] += choice["delta"].get("content") or ""
+                    for call in choice["delta"].get("tool_calls") or ():
+                        found["calls"] += call["function"].get("name", "") + call["function"]["arguments"]
                     found["logprobs"] += (choice["logprobs"] or {"content": []})["content"]
                     found["roles"] += "role" in choice["delta"]
                     found["finish"] = choice["finish_reason"] or found["finish"]
@@ -87,6 +94,7 @@ async def test_a_killed_node_is_not_seen(own_deployment: Deployment) -> None:
         metrics = (await client.get(f"http://127.0.0.1:{deployment.admin}/metrics")).text
     assert seeded == expected
     assert len(seeded[2]["logprobs"]) == TOKENS
+    assert seeded[-1]["calls"].startswith('tell{"story": "')
     assert all(found["done"] and found["roles"] == 1 for found in seeded)
     assert (unseeded["done"], unseeded["finish"], unseeded["tokens"]) == (True, "length", TOKENS)
     assert 'edgeproxy_resumes_total{outcome="exact"}' in metrics
