@@ -68,6 +68,19 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeTls:
+    """Of connections to an https node. Files are PEM."""
+
+    ca: Path | None = None
+    """The only authorities believed; None: those of the system."""
+    certificate: Path | None = None
+    """What the proxy shows to a node that asks (mTLS), with `key`."""
+    key: Path | None = None
+    name: str | None = None
+    """The name that the node's certificate must carry; None: the host of its URL."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeConfig:
     name: str
     """Unique in the file, e.g. `near-1`; appears in metrics."""
@@ -79,6 +92,7 @@ class NodeConfig:
     launch: Launch | None = None
     api_key_env: str | None = None
     """Environment variable that holds the node's bearer key; keys never stand in the file."""
+    tls: NodeTls | None = None
     names: tuple[tuple[str, str], ...] = ()
     """(model id here, what the node calls it), for those that differ."""
     standby: bool = False

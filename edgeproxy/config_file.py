@@ -22,6 +22,7 @@ from edgeproxy.config import (
     Listen,
     NodeConfig,
     NodeKind,
+    NodeTls,
     RegionConfig,
     RelayConfig,
     Tls,
@@ -236,7 +237,10 @@ def _location(node: _Node) -> tuple[float, float]:
 
 def _node(default_name: str, node: _Node) -> NodeConfig:
     found = node.mapping(
-        ("name", "kind", "url", "models", "names", "launch", "api_key_env", "continue_final_message", "standby")
+        (
+            *("name", "kind", "url", "models", "names", "launch"),
+            *("api_key_env", "tls", "continue_final_message", "standby"),
+        )
     )
     for needed in ("url", "models"):
         if needed not in found:
@@ -255,12 +259,23 @@ def _node(default_name: str, node: _Node) -> NodeConfig:
         models=models,
         launch=launch,
         api_key_env=found["api_key_env"].text() if "api_key_env" in found else None,
+        tls=_node_tls(found["tls"], found["url"].text()) if "tls" in found else None,
         names=_names(found["names"], models) if "names" in found else (),
         continue_final_message=_continues(found["continue_final_message"], kind)
         if "continue_final_message" in found
         else False,
         standby=found["standby"].flag() if "standby" in found else False,
     )
+
+
+def _node_tls(node: _Node, url: str) -> NodeTls:
+    found = node.mapping(("ca", "certificate", "key", "name"))
+    if not url.startswith("https:"):
+        raise node.error("is for nodes with an https URL", "write https://host:port, or leave it out")
+    if ("certificate" in found) != ("key" in found):
+        raise node.error("needs both `certificate` and `key`, or neither", "name the PEM file of each")
+    files = {name: node.path.parent / item.text() for name, item in found.items() if name != "name"}
+    return NodeTls(name=found["name"].text() if "name" in found else None, **files)
 
 
 def _continues(node: _Node, kind: str) -> bool:

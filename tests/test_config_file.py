@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeproxy.config import Address, ConfigError
+from edgeproxy.config import Address, ConfigError, NodeTls
 from edgeproxy.config_file import load, parse
 
 PATH = Path("/etc/edgeproxy/regions.yaml")
@@ -96,9 +96,16 @@ def test_a_node_may_call_models_otherwise_and_be_allowed_to_continue_texts() -> 
     assert (found.name_of("m"), found.name_of("k"), found.continue_final_message) == ("org/M", "k", True)
 
 
+def test_files_of_tls_to_a_node_start_at_the_file() -> None:
+    node = "{url: 'https://a:1', models: [m], tls: {ca: ca.pem, certificate: c.pem, key: /k, name: n.internal}}"
+    found = parse(f"regions: {{a: {{nodes: [{node}]}}}}", PATH).regions[0].nodes[0].tls
+    assert found == NodeTls(PATH.parent / "ca.pem", PATH.parent / "c.pem", Path("/k"), "n.internal")
+
+
 @pytest.mark.parametrize(
     ("more", "remedy"),
     [
+        ("tls: {ca: x}", "write https://"),
         ("names: {x: org/M}", "known keys are m"),
         ("names: {m: 7}", "put the value in quotes"),
         ("continue_final_message: 1", "write true or false"),

@@ -49,12 +49,15 @@ class Pool:
         name: str | None = None,
         limits: PoolLimits | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        server_name: str | None = None,
     ) -> None:
-        """`name` stands in errors; `ssl_context` defaults to the system's trust for https and is unused for http."""
+        """`name` stands in errors. For https: `ssl_context` defaults to the system's trust, `server_name`, which the
+        certificate must carry, to the origin's host."""
         self.origin = origin
         self.name = name or str(origin)
         self._limits = limits or PoolLimits()
         self._ssl = (ssl_context or ssl.create_default_context()) if origin.scheme == "https" else None
+        self._server_name = (server_name or origin.host) if self._ssl is not None else None
         self._host = origin.authority.encode("ascii")
         self._connections: set[Connection] = set()
         self._idle: list[Connection] = []
@@ -176,7 +179,13 @@ class Pool:
             self._sweeper = loop.call_later(self._limits.sweep_s, self._sweep)
         try:
             async with asyncio.timeout(self._limits.connect_s) as limit:
-                await loop.create_connection(lambda: connection, self.origin.host, self.origin.port, ssl=self._ssl)
+                await loop.create_connection(
+                    lambda: connection,
+                    self.origin.host,
+                    self.origin.port,
+                    ssl=self._ssl,
+                    server_hostname=self._server_name,
+                )
         except BaseException as error:
             connection.abort()
             if limit.expired():

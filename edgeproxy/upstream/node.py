@@ -11,7 +11,7 @@ from math import inf
 
 import orjson
 
-from edgeproxy.config import Config, ConfigError, GatewayLimits, NodeConfig
+from edgeproxy.config import Config, ConfigError, GatewayLimits, NodeConfig, NodeTls
 from edgeproxy.protocol.node.instruments import Instruments
 from edgeproxy.protocol.node.report import REPORT_HEADER, TOKEN_HEADER, NodeReport, NodeState, decode
 from edgeproxy.protocol.node.resume import STREAM_HEADER
@@ -24,6 +24,7 @@ from edgeproxy.routing.prefix import PrefixView
 from edgeproxy.upstream.h1 import Pool, PoolLimits
 from edgeproxy.upstream.origin import Origin, parse
 from edgeproxy.upstream.salts import Salts
+from edgeproxy.upstream.tls import node_context
 
 STUCK_S = 10.0
 """Sequences run and no step for so long: the engine hangs, whatever its health endpoint says. A step takes ~10 ms."""
@@ -247,7 +248,13 @@ def _node(config: NodeConfig, region: str, whole: Config, token: str, origin: Or
         headers.append((TOKEN_HEADER, token.encode("ascii")))
     if config.api_key_env is not None:
         headers.append((b"authorization", b"Bearer " + _key(config, config.api_key_env, whole)))
-    pool = Pool(origin or own, name=config.name, limits=_pool_limits(whole.limits))
+    tls = config.tls or NodeTls()
+    try:
+        context = node_context(tls) if own.scheme == "https" else None
+    except ValueError as error:
+        raise ConfigError(f"{whole.path}: node {config.name}: tls: {error}") from error
+    limits = _pool_limits(whole.limits)
+    pool = Pool(origin or own, name=config.name, limits=limits, ssl_context=context, server_name=tls.name)
     return Node(config, region, pool, headers)
 
 

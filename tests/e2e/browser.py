@@ -71,13 +71,13 @@ class Browser:
 
 
 @contextmanager
-def browser(folder: Path) -> Iterator[Browser]:
-    """`folder`: for its profile."""
+def browser(folder: Path, *more: str) -> Iterator[Browser]:
+    """`folder`: for its profile. `more`: further options of its command line."""
     assert PROGRAM is not None
     to_browser, from_browser = os.pipe(), os.pipe()
 
     ends = (to_browser[0], from_browser[1])
-    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={folder}")
+    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={folder}", *more)
     process = subprocess.Popen(  # it reads its protocol from 3 and answers on 4
         ["bash", "-c", 'exec "${@:3}" 3<&"$1" 4>&"$2"', "bash", *map(str, ends), PROGRAM, *options, _PIPE],
         stdout=subprocess.DEVNULL,
