@@ -33,6 +33,8 @@ _TOP = "listen tls keys hosts budget_ms budgets objective traces_to fallbacks li
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}\*?")
 
+_ADMISSIONS = ("guarantee", "optimistic")
+
 
 def load(path: Path) -> Config:
     """Raises ConfigError naming the file, the key and the remedy."""
@@ -304,35 +306,26 @@ def _launch(node: _Node) -> Launch:
         source=found["source"].text(),
         threads=found["threads"].count(1, 1024) if "threads" in found else None,
         kv_tokens=found["kv_tokens"].count(64, 2**31) if "kv_tokens" in found else None,
-        arithmetic=_arithmetic(found["arithmetic"]) if "arithmetic" in found else None,
-        kv_dtype=_kv_dtype(found["kv_dtype"]) if "kv_dtype" in found else None,
+        arithmetic=_choice(found["arithmetic"], get_args(Arithmetic), "arithmetic of the engine")
+        if "arithmetic" in found
+        else None,
+        kv_dtype=_choice(found["kv_dtype"], get_args(KvDtype), "type of keys and values")
+        if "kv_dtype" in found
+        else None,
         quantum_ms=found["quantum_ms"].number(0.1, 10_000) if "quantum_ms" in found else None,
         max_wait_ms=found["max_wait_ms"].number(0, 600_000) if "max_wait_ms" in found else None,
-        admission=_admission(found["admission"]) if "admission" in found else None,
+        admission=_choice(found["admission"], _ADMISSIONS, "way to admit requests") if "admission" in found else None,
         kv_store=found["kv_store"].text() if "kv_store" in found else None,
         sleep_after=found["sleep_after"].number(1, 1e9) if "sleep_after" in found else None,
         kv_store_size=found["kv_store_size"].count(1 << 20, 1 << 50) if "kv_store_size" in found else None,
     )
 
 
-def _admission(node: _Node) -> str:
-    if (value := node.text()) not in ("guarantee", "optimistic"):
-        raise node.error(f"{value!r} is no way to admit requests", "use guarantee or optimistic")
-    return value
-
-
-def _arithmetic(node: _Node) -> Arithmetic:
+def _choice(node: _Node, names: tuple[Any, ...], what: str) -> Any:
     name = node.text()
-    if name not in get_args(Arithmetic):
-        raise node.error(f"{name!r} is no arithmetic of the engine", f"use one of {', '.join(get_args(Arithmetic))}")
-    return name  # type: ignore[return-value]  # checked above
-
-
-def _kv_dtype(node: _Node) -> KvDtype:
-    name = node.text()
-    if name not in get_args(KvDtype):
-        raise node.error(f"{name!r} is no type of keys and values", f"use one of {', '.join(get_args(KvDtype))}")
-    return name  # type: ignore[return-value]  # checked above
+    if name not in names:
+        raise node.error(f"{name!r} is no {what}", f"use one of {', '.join(names)}")
+    return name
 
 
 def _origin(node: _Node, *, launched: bool) -> str:
