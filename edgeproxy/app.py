@@ -104,6 +104,11 @@ def _public_routes(fleet: Fleet, keys: Keys, started: int, reloads: ReloadStatus
             raise model_not_found()
         return json(_model(name, started))
 
+    async def openapi(request: Request) -> Response:
+        from edgeproxy.protocol.openai.openapi import document  # nothing else of the proxy reads the schema
+
+        return json(document(version()))
+
     async def alive(request: Request) -> Response:
         return json({"status": "ok"})
 
@@ -121,6 +126,7 @@ def _public_routes(fleet: Fleet, keys: Keys, started: int, reloads: ReloadStatus
     return [
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
+        Route("/openapi.json", openapi),
         Route("/healthz", alive),
         Route("/readyz", ready),
         *(

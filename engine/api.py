@@ -86,6 +86,7 @@ class NodeApp:
             "/tokenize": ("POST", self._tokenize),
             "/detokenize": ("POST", self._detokenize),
             "/v1/models": ("GET", self._models),
+            "/openapi.json": ("GET", self._openapi),
             "/healthz": ("GET", self._health),
             "/readyz": ("GET", self._ready),
             "/node/v1/status": ("GET", self._status),
@@ -145,6 +146,11 @@ class NodeApp:
         wanted = exchange.header(FORMAT_HEADER)
         load = load_metrics(wanted, report, self._node.gauges.utilisation.worker_busy) if wanted else None
         return fields if load is None else (*fields, (LOAD_HEADER, load))
+
+    async def _openapi(self, exchange: Exchange) -> None:
+        from edgeproxy.protocol.openai.openapi import document
+
+        await exchange.respond(200, orjson.dumps(document()))
 
     async def _health(self, exchange: Exchange) -> None:
         if not self._node.alive:

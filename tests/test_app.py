@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeproxy.access.keys import Keys, generate_key
+from edgeproxy.gateway.paths import ROUTED
 from tests.fake_node import BEHAVIOURS
 from tests.gateway.drive import ask, chat, edge
 
@@ -68,6 +69,13 @@ async def test_ready_is_when_a_node_is(tmp_path: Path) -> None:
         assert (reply.status, reply.error["code"]) == (503, "not_ready")
         assert reply.header(b"retry-after") == b"1"
         assert (await ask(e.app, method="GET", path="/healthz")).status == 200, "alive, if of no use"
+
+
+async def test_the_document_of_what_is_answered(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        reply = await ask(e.app, method="GET", path="/openapi.json")
+        assert reply.status == 200
+        assert set(reply.json["paths"]) >= ROUTED
 
 
 @pytest.mark.parametrize(

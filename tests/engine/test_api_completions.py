@@ -166,6 +166,13 @@ async def test_tokens_are_told_and_read_back(tokenizer: Tokenizer, chat_template
             assert (await post(served.app, path, **fields).done()).status == 400
 
 
+async def test_the_document_of_what_it_answers(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
+    async with serving(goes_on(tokenizer), tokenizer, chat_template) as served:
+        value = (await Call(served.app, "GET", "/openapi.json").done()).json()
+    assert value["openapi"].startswith("3.1")
+    assert set(value["paths"]) >= {path for path in served.app._routes if path.startswith("/v1/")}
+
+
 async def test_an_answer_goes_on_with_the_last_message(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
     messages = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two,"}]
     fake = goes_on(tokenizer, " three.", chat_template.render(messages, False).removesuffix("<|im_end|>\n"))

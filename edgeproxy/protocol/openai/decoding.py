@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from edgeproxy.protocol.openai.checks import INT32, INT64, Json, boolean, integer, number, text, wrong_type
@@ -15,6 +17,27 @@ MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_CHOICES = 16
 MAX_PRIORITY = 1000
+NUMBERS: Mapping[str, tuple[float, float, float]] = MappingProxyType(
+    {
+        "temperature": (0, 2, 1.0),
+        "top_p": (0, 1, 1.0),
+        "min_p": (0, 1, 0.0),
+        "repetition_penalty": (*REPETITION, 1.0),
+        "frequency_penalty": (-2, 2, 0.0),
+        "presence_penalty": (-2, 2, 0.0),
+    }
+)
+"""Least, most, and what counts where the client says nothing."""
+INTEGERS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "n": (1, MAX_CHOICES),
+        "seed": (-INT64 - 1, INT64),
+        "top_k": (-1, INT32),
+        "min_tokens": (0, INT32),
+        "priority": (-MAX_PRIORITY, MAX_PRIORITY),
+    }
+)
+"""Least and most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,26 +82,21 @@ def decoding_of(present: Json) -> dict[str, Any]:
         "model": text(_required_model(present), "model", MAX_NAME_CHARS),
         "stream": stream,
         "include_usage": _include_usage(present.get("stream_options"), stream),
-        "n": integer(present, "n", 1, MAX_CHOICES) or 1,
+        "n": integer(present, "n", *INTEGERS["n"]) or 1,
         "stop": _stop(present.get("stop")),
-        "seed": integer(present, "seed", -INT64 - 1, INT64),
-        "temperature": number(present, "temperature", 0, 2, 1.0),
-        "top_p": number(present, "top_p", 0, 1, 1.0),
-        "top_k": max(0, integer(present, "top_k", -1, INT32) or 0),  # -1 is what other engines call "all"
+        "seed": integer(present, "seed", *INTEGERS["seed"]),
+        **{name: number(present, name, *bounds) for name, bounds in NUMBERS.items()},
+        "top_k": max(0, integer(present, "top_k", *INTEGERS["top_k"]) or 0),  # -1 is what other engines call "all"
         "ignore_eos": boolean(present, "ignore_eos"),
-        "min_p": number(present, "min_p", 0, 1, 0.0),
-        "repetition_penalty": number(present, "repetition_penalty", *REPETITION, 1.0),
-        "frequency_penalty": number(present, "frequency_penalty", -2, 2, 0.0),
-        "presence_penalty": number(present, "presence_penalty", -2, 2, 0.0),
         "logit_bias": logit_bias(present.get("logit_bias")),
         "stop_token_ids": stop_token_ids(present.get("stop_token_ids")),
         "format": _format(present),
-        "priority": integer(present, "priority", -MAX_PRIORITY, MAX_PRIORITY),
+        "priority": integer(present, "priority", *INTEGERS["priority"]),
     }
 
 
 def min_tokens_of(present: Json, most: int | None) -> int:
-    least = integer(present, "min_tokens", 0, INT32) or 0
+    least = integer(present, "min_tokens", *INTEGERS["min_tokens"]) or 0
     if most is not None and least > most:
         raise invalid("'min_tokens' is larger than 'max_tokens'.", "min_tokens", "invalid_parameter_combination")
     return least
