@@ -2,7 +2,7 @@
 
 What a step takes, everybody waits for: a stream for its next token, a newcomer for the step that runs. So beside
 streams a step takes one quantum of prefill for each prompt that waits, up to a few: who is not let in to decode beside
-others keeps them dear. Where nobody streams it takes as many: small steps are slower for each token. A quantum is a
+others keeps them dear. Where nobody streams it takes more: small steps are slower for each token. A quantum is a
 time, since a token far into a prompt costs several times one at its beginning.
 """
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 QUANTUM_S = 0.010
 """About how long the prefill of one step may take: who decodes waits no longer for another's prompt."""
 QUANTA = 4
-"""Most of them in a step: nearly the rate of a whole one."""
+"""Most of them in a step beside streams."""
+LONE_QUANTA = 8
+"""In a step without any: nearly the rate of a whole one, where half as many lose a fifth."""
 TILE = 12
 """Tokens that the kernels multiply at a time: a part of a tile takes nearly as long, but for its attention."""
 LEAST_CHUNK = TILE // 2

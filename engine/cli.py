@@ -95,7 +95,11 @@ def main() -> None:
     help="What a request is promised: memory for all of max_tokens, or a start that may be interrupted and resumed.",
 )
 @click.option(
-    "--quantum-ms", default=10.0, show_default=True, type=click.FloatRange(0.1, 10_000), help="Of prefill in a step."
+    "--quantum-ms",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(0.1, 10_000),
+    help="Of prefill in a step, per waiting prompt.",
 )
 @click.option(
     "--kv-store", type=click.Path(dir_okay=False, path_type=Path), help="File for KV that memory cannot hold."

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from edgeproxy.protocol.node.blocks import BlockChange
 from edgeproxy.protocol.openai.errors import ApiError
 from engine import admission
-from engine.chunks import QUANTA, QUANTUM_S, Chunks
+from engine.chunks import LONE_QUANTA, QUANTA, QUANTUM_S, Chunks
 from engine.due import DueMasks, accepted
 from engine.executor.base import Limits
 from engine.fairness import Shares
@@ -299,9 +299,11 @@ class Scheduler:
 
     def _plan_prefill(self, rows: list[Row], named: list[Sequence]) -> bool:
         """Adds chunks to a plan. True where a sequence sat it out, since more of it can be loaded than one plan may."""
-        self._tables.begin_plan()
         prompts = prefill_order(self._running, self._step)
-        quanta = 1 if self.rehearsing else min(len(prompts), QUANTA) if rows else QUANTA
+        if not prompts:
+            return False
+        self._tables.begin_plan()
+        quanta = 1 if self.rehearsing else min(len(prompts), QUANTA) if rows else LONE_QUANTA
         room = self._limits.step_tokens - len(rows)
         chunks = Chunks(self._gauges.prefill_cost, quanta * self._quantum_s, room)
         loading = False

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgeproxy.protocol.openai.errors import ApiError
 from engine.admission import Mode
-from engine.chunks import LEAST_CHUNK, QUANTA, TILE
+from engine.chunks import LEAST_CHUNK, LONE_QUANTA, QUANTA, TILE
 from engine.executor.base import Limits
 from engine.gauges import Gauges
 from engine.scheduler import PRIORITY_S, Scheduler
@@ -122,7 +122,7 @@ def test_prompts_that_nobody_waits_beside_take_larger_chunks() -> None:
     bench.collect()
     alone = prompts(bench.submit())
     assert beside == pytest.approx(20, abs=TILE)
-    assert alone == pytest.approx(20 * QUANTA, abs=TILE)
+    assert alone == pytest.approx(20 * LONE_QUANTA, abs=TILE)
 
 
 def test_a_chunk_is_never_smaller_than_what_is_worth_a_step_however_slow_the_machine() -> None:
