@@ -11,6 +11,16 @@ void relax();  // a spin loop's pause
 // Returns when the word is no longer `old`: spins for some 20 us, then sleeps in the kernel.
 void wait_change(const std::atomic<uint32_t>& word, uint32_t old);
 
+// Of [0, total), what belongs to `member`.
+struct Range {
+    uint32_t from, to;
+};
+
+inline Range share(uint32_t total, uint32_t member, uint32_t members) {
+    return {static_cast<uint32_t>(uint64_t{total} * member / members),
+            static_cast<uint32_t>(uint64_t{total} * (member + 1) / members)};
+}
+
 class Team {
   public:
     explicit Team(uint32_t members) : members_(members) {}
