@@ -48,6 +48,7 @@ class Rehearsal:
         self.rounds.clear()
         while not self._settled() and self._engine.failure is None:
             await self._rest()
+            await asyncio.to_thread(self._text.tokenizer.prepare)
             try:
                 self.rounds.append(await self._round())
             except* Interrupted:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Sequence
-from typing import Final
-
-from tokenizers import AddedToken, models, pre_tokenizers
-from tokenizers import Tokenizer as Bpe
+from typing import TYPE_CHECKING, Final
 
 from engine.model.gguf import Gguf, GgufError
 from engine.model.vocabulary import CONTROL, USER_DEFINED, Vocabulary
+from engine.text.plain import PlainBpe
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Bpe
 
 _END_NAMES: Final = frozenset({"<|endoftext|>", "<|im_end|>", "<|eot_id|>"})
 """Control tokens that end a turn in every model that has them, whether or not the file says so."""
@@ -36,10 +38,6 @@ class Tokenizer:
         ends = {token for token in self._control if tokens[token] in _END_NAMES}
         self.eos_ids = tuple(sorted(vocabulary.end_ids | ends))
         """Ids that end a turn when sampled."""
-        self._bpe = _bpe(vocabulary)
-        for whole, special in ((self._control, True), (self._user_defined, False)):
-            self._bpe.add_tokens([AddedToken(tokens[i], special=special, normalized=False) for i in sorted(whole)])
-        self._bpe.encode_special_tokens = True  # `segments` finds them: in any other text they are text
         self.controls = tuple(sorted(self._control))
         self.control_names = tuple(tokens[i] for i in self.controls)
         self._special_ids = {tokens[i]: i for i in sorted(self._control | self._user_defined)}
@@ -48,6 +46,12 @@ class Tokenizer:
         self.prefix = [vocabulary.bos_id] if vocabulary.add_bos and vocabulary.bos_id is not None else []
         """What begins every prompt."""
         self._byte_of = _byte_alphabet()
+        self._vocabulary: Vocabulary | None = vocabulary
+        plain = PlainBpe(vocabulary, _letters(self._byte_of))
+        self._plain = None if self._user_defined else plain
+        """Until the library's is there. It knows no tokens that are matched as a whole."""
+        self._whole: Bpe | None = None
+        self._lock = threading.Lock()
         self._bytes: list[bytes | None] = [None] * len(tokens)
 
     @classmethod
@@ -59,6 +63,22 @@ class Tokenizer:
             raise
         except ValueError as error:
             raise GgufError(f"{gguf.path}: {error}; convert the model again") from error
+
+    @property
+    def prepared(self) -> bool:
+        """The library's tokenizer is there."""
+        return self._whole is not None
+
+    def prepare(self) -> None:
+        """Makes the library's tokenizer, which else the first text makes that is long or not ASCII.
+
+        Takes a tenth of a second, for most of which it holds the interpreter.
+        """
+        with self._lock:
+            if self._vocabulary is None:
+                return
+            self._whole = _bpe(self._vocabulary, self._control, self._user_defined)
+            self._plain = self._vocabulary = None
 
     def encode(self, text: str) -> list[int]:
         """Works without the interpreter lock, so in a thread it stops nobody. Raises ValueError for lone surrogates.
@@ -73,9 +93,14 @@ class Tokenizer:
 
     def encode_segments(self, segments: list[str]) -> list[list[int]]:
         """Each text for itself, without the token that begins a prompt; names of control tokens are text too."""
+        plain = self._plain
+        if plain is not None and plain.takes(segments):
+            return [plain.encode(text) for text in segments]
+        self.prepare()
+        assert self._whole is not None
         try:
             # Of the library's calls only those on batches release the lock.
-            return [found.ids for found in self._bpe.encode_batch_fast(segments, add_special_tokens=False)]
+            return [found.ids for found in self._whole.encode_batch_fast(segments, add_special_tokens=False)]
         except TypeError as error:
             raise ValueError("the text has a surrogate without its partner and cannot be encoded as UTF-8") from error
 
@@ -130,17 +155,27 @@ def _of_type(vocabulary: Vocabulary, kind: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def _bpe(vocabulary: Vocabulary) -> Bpe:
+def _letters(byte_of: dict[str, bytes]) -> list[str]:
+    """The stand-in of each byte."""
+    return sorted(byte_of, key=byte_of.__getitem__)
+
+
+def _bpe(vocabulary: Vocabulary, control: Iterable[int], user_defined: Iterable[int]) -> Bpe:
     """Digits one by one, then GPT-2's pattern: what llama.cpp calls `smollm`."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
     tokens = vocabulary.tokens
     pairs = list(zip(_spelled(tokens, vocabulary.left), _spelled(tokens, vocabulary.right), strict=True))
     try:
-        bpe = Bpe(models.BPE(dict(zip(tokens, range(len(tokens)), strict=True)), pairs))
+        bpe = Tokenizer(models.BPE(dict(zip(tokens, range(len(tokens)), strict=True)), pairs))
     except Exception as error:  # the library raises a plain Exception
         raise ValueError(f"the merges do not fit the vocabulary: {error}") from error
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
+    for whole, special in ((control, True), (user_defined, False)):
+        bpe.add_tokens([AddedToken(tokens[i], special=special, normalized=False) for i in sorted(whole)])
+    bpe.encode_special_tokens = True  # `segments` finds them: in any other text they are text
     return bpe
 
 

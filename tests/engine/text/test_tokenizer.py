@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from engine.model.gguf import Gguf, GgufError
 from engine.model.vocabulary import USER_DEFINED, Vocabulary
+from engine.text.plain import MOST_CHARS
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 
@@ -107,6 +108,12 @@ def theirs(model_path: Path) -> Any:
         return AutoTokenizer.from_pretrained(model_path.parent, gguf_file=model_path.name)
 
 
+@pytest.fixture(scope="module")
+def first(gguf: Gguf) -> Tokenizer:
+    """As it is until the library's is there."""
+    return Tokenizer.from_gguf(gguf)
+
+
 def test_the_chat_of_the_golden_prompt_is_llama_cpps(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
     text = chat_template.render([{"role": "user", "content": "What is the capital of France?"}])
     assert tokenizer.encode(text) == CAPITAL_OF_FRANCE
@@ -186,6 +193,28 @@ def test_other_threads_go_on_while_a_long_text_is_encoded(tokenizer: Tokenizer) 
         time.sleep(0)
     thread.join()
     assert turns > 10
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    text=st.one_of(
+        st.text(st.characters(max_codepoint=127), max_size=60),
+        st.text(alphabet=" \n\t\r\x0b\x1c'slt1290ab.,<|im_end>", max_size=60),
+    )
+)
+def test_the_first_texts_have_the_ids_that_they_have_later(first: Tokenizer, tokenizer: Tokenizer, text: str) -> None:
+    tokenizer.prepare()
+    assert first.encode(text) == tokenizer.encode(text)
+    assert first.encode_segments([text]) == tokenizer.encode_segments([text])
+
+
+def test_a_first_text_that_is_long_or_not_ascii_has_the_library_made(gguf: Gguf, tokenizer: Tokenizer) -> None:
+    for text in ("naïve", "word " * MOST_CHARS):
+        new = Tokenizer.from_gguf(gguf)
+        assert new.encode("Hello!") == tokenizer.encode("Hello!")
+        assert not new.prepared
+        assert new.encode(text) == tokenizer.encode(text)
+        assert new.prepared
 
 
 def small(*, add_bos: bool = False, types: Sequence[int] = (3, 3, 1, 1, 1, 1, 1)) -> Tokenizer:
