@@ -4,7 +4,8 @@
     .venv/bin/python scripts/bench/engines.py --openvino PYTHON --llama DIR [--rounds 5] [--out FILE]
 
 PYTHON is the interpreter of an environment with openvino-genai; DIR holds llama-bench and llama-batched-bench, built
-for this machine. Either may be left out. All read the same GGUF.
+for this machine. Either may be left out. All read the same GGUF. The state of the machine is said before each round:
+rounds of different states do not compare.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from limits import Probe, probe
 from rich.console import Console
 from rich.table import Table
 
@@ -72,10 +74,11 @@ def _output(command: list[Any]) -> str:
     return subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True).stdout
 
 
-def race(sides: dict[str, Callable[[], Rates]], rounds: int) -> dict[str, dict[str, list[float]]]:
+def race(sides: dict[str, Callable[[], Rates]], rounds: int, machine: Probe) -> dict[str, dict[str, list[float]]]:
     """The name of a side -> the name of a case -> a rate for each round. The sides take turns."""
     found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in sides}
     for number in range(rounds):
+        print(f"machine: {machine.measure().state}", file=sys.stderr)
         for name, side in sides.items():
             print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr)
             for case, rate in side().items():
@@ -111,7 +114,8 @@ def main() -> int:
         sides["openvino-genai"] = lambda: openvino(options.openvino, model, threads, runs)
     if options.llama:
         sides["llama.cpp"] = lambda: llama(options.llama, model, threads, runs)
-    found = race(sides, options.rounds)
+    with probe(threads) as machine:
+        found = race(sides, options.rounds, machine)
     show(found)
     if options.out:
         options.out.write_text(json.dumps(found, indent=1))
