@@ -198,7 +198,7 @@ def test_every_field_together_is_the_models(
 def test_only_allowed_tokens_are_sampled_and_as_the_model_does_it(
     logits: list[float], sampling: Sampling, history: list[int], allowed: set[int], isa: str
 ) -> None:
-    sampling = replace(sampling, min_tokens=0)
+    sampling = replace(sampling, min_tokens=0, first=min(sampling.first, len(history)))
     values, known = np.array(logits, np.float32), tuple(history)
     mask = sum(1 << token for token in allowed).to_bytes(8, "little")
     found = native(values, sampling, len(known), isa, known, mask)
