@@ -1,6 +1,9 @@
-// What the machine itself can do: reading memory, dot products of bytes, and passing a cache line between cores.
-// limits THREADS MIB -> "GB/s GOP/s ns", the first two of all threads together. Built and run by limits.py.
+// What the machine itself can do: reading memory, dot products of bytes, passing a cache line between cores, and waking
+// a thread that sleeps. limits THREADS MIB -> "GB/s GOP/s ns us us": the first two of all threads together, the last
+// two median and 99th percentile. Built and run by limits.py.
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +19,7 @@ namespace {
 
 constexpr int kRounds = 30;      // of reading
 constexpr int kTurns = 200000;   // of a line between two cores
+constexpr int kWakes = 200;      // of a thread that has slept for 3 ms
 constexpr int kSteps = 4000000;  // of dot products
 
 double now() {
@@ -95,11 +99,36 @@ double line_ns() {
     return seconds / (2.0 * kTurns) * 1e9;
 }
 
+// Microseconds from before the futex's system call to the other thread's first instruction behind its own; sorted.
+std::vector<double> wakes_us() {
+    std::atomic<int> word{0}, awake{0};
+    std::vector<double> asked(kWakes), found(kWakes);
+    std::thread sleeper([&] {
+        for (int i = 0; i < kWakes; ++i) {
+            word.wait(i);
+            found[i] = now();
+            awake.store(i + 1);
+        }
+    });
+    for (int i = 0; i < kWakes; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(3));
+        asked[i] = now();
+        word.store(i + 1);
+        word.notify_one();
+        while (awake.load() != i + 1) std::this_thread::yield();
+    }
+    sleeper.join();
+    for (int i = 0; i < kWakes; ++i) found[i] = 1e6 * (found[i] - asked[i]);
+    std::sort(found.begin(), found.end());
+    return found;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
     if (count != 3) return 2;
     const auto threads = static_cast<unsigned>(std::atoi(arguments[1]));
-    std::printf("%.2f %.1f %.1f\n", read_gb_s(threads, std::strtoul(arguments[2], nullptr, 10)), dot_gop_s(threads),
-                line_ns());
+    const std::vector<double> wakes = wakes_us();
+    std::printf("%.2f %.1f %.1f %.1f %.1f\n", read_gb_s(threads, std::strtoul(arguments[2], nullptr, 10)),
+                dot_gop_s(threads), line_ns(), wakes[kWakes / 2], wakes[kWakes * 99 / 100]);
 }

@@ -35,6 +35,9 @@ class Limits:
     dot_gop_s: float
     """0 where the machine has no such instruction."""
     line_ns: float
+    wake_us_p50: float
+    """Of a thread that sleeps, by a bare futex."""
+    wake_us_p99: float
 
     @property
     def state(self) -> str:
@@ -47,7 +50,8 @@ def probe(threads: int) -> Iterator[Probe]:
     compiler = shutil.which("c++") or shutil.which("g++") or "clang++"
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder) / "limits"
-        subprocess.run([compiler, "-std=c++20", "-O3", "-march=native", "-pthread", SOURCE, "-o", binary], check=True)
+        command = [compiler, "-std=c++20", "-O3", "-march=native", "-pthread", str(SOURCE), "-o", str(binary)]
+        subprocess.run(command, check=True)
         yield Probe(binary, threads)
 
 
@@ -57,7 +61,7 @@ class Probe:
     threads: int
 
     def measure(self) -> Limits:
-        command = [self.binary, str(self.threads), str(MIB)]
+        command = [str(self.binary), str(self.threads), str(MIB)]
         return Limits(*map(float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()))
 
 
@@ -96,7 +100,9 @@ def main() -> None:
     gb_s = statistics.median(limit.read_gb_s for limit in limits)
     gop_s = statistics.median(limit.dot_gop_s for limit in limits)
     print(f"machine: {', '.join(sorted({limit.state.partition(' ')[0] for limit in limits}))}; {limits[-1].state}")
-    print(f"limits: reading {gb_s:.1f} GB/s, products of bytes {gop_s:.0f} GOP/s\n")
+    wakes = [statistics.median(of) for of in zip(*((o.wake_us_p50, o.wake_us_p99) for o in limits), strict=True)]
+    print(f"limits: reading {gb_s:.1f} GB/s, products of bytes {gop_s:.0f} GOP/s")
+    print(f"a sleeping thread is awake after {wakes[0]:.0f} us (p99 {wakes[1]:.0f})\n")
     print("| | tokens/s | GB/s of weights | GOP/s | of the limit |\n|---|---|---|---|---|")
     for case, rows in cases.items():
         rate = statistics.median(found[case])  # steps a second, and of prefill tokens
