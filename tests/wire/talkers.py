@@ -187,12 +187,17 @@ class Listening:
         self._tcp.sweep(now)
         self._quic.sweep(now)
 
-    async def close(self) -> None:
-        for client in self._clients:
+    async def forget(self) -> None:
+        """Closes the clients so far."""
+        clients, self._clients = self._clients, []
+        for client in clients:
             if isinstance(client, Peer):
                 client.close()
             else:
                 await client.close()
+
+    async def close(self) -> None:
+        await self.forget()
         await asyncio.gather(self._tcp.drain(0), self._quic.drain(0))
 
 
