@@ -32,7 +32,8 @@ def refused(read: Callable[[Any], Any], body: dict[str, Any]) -> bool:
 
 def context(name: str) -> dict[str, Any]:
     """What else a field needs."""
-    return {"top_logprobs": {"logprobs": True}, "min_tokens": {"max_tokens": 2**31 - 1}}.get(name, {})
+    needed: dict[str, dict[str, Any]] = {"top_logprobs": {"logprobs": True}, "min_tokens": {"max_tokens": 2**31 - 1}}
+    return needed.get(name, {})
 
 
 @pytest.mark.parametrize(("read", "least", "fields"), ENDPOINTS)
