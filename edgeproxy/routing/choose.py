@@ -34,6 +34,9 @@ AFFINITY_SHARE = 0.10
 answers, the prefix view does not know."""
 MAX_HOLD_S = 0.250
 """Longest hold at the proxy."""
+LEAST_HOLD_S = 0.001
+"""What is left of a hold counts as its end below this. Late on the clock, a billionth of a second is no time at all:
+`now + left` is `now`, and who waits until then asks again at the same moment, for ever."""
 
 Reason = Literal["pinned", "home", "faster", "failover", "session", "standby", "least-bad", "none"]
 
@@ -188,7 +191,7 @@ def choose(nodes: Sequence[N], wanted: Wanted, home: Home, now: float, rng: Rand
     order = fit + standby if standby else fit
     best, index = order[0]
     hot = nodes[index].outlook.load.hot(now, wanted.to_compute(nodes[index].slot))
-    if hot and wanted.hold_s > 0.0 and _all_hot(nodes, order, wanted, now):
+    if hot and wanted.hold_s >= LEAST_HOLD_S and _all_hot(nodes, order, wanted, now):
         return Hold(now + min(wanted.hold_s, MAX_HOLD_S))
     if not fit:
         return Decision(nodes, index, order, "standby", wanted, now, hot)

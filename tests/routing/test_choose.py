@@ -109,6 +109,13 @@ def test_where_all_are_hot_the_request_is_held_and_then_goes_to_the_least_queue(
     assert decision.first is nodes[2] and not decision.hot
 
 
+@given(st.floats(0.001, 0.05), st.floats(0.0, 1.0) | st.floats(0.0, 1e-15))
+def test_a_hold_ends_later_than_it_began_however_late_it_is_on_the_clock(now: float, left: float) -> None:
+    nodes = [busy(node("a", "r", 0.01), 9000, waiting=2), busy(node("b", "r", 0.01), 5000, waiting=1)]
+    found = choose(nodes, SHORT._replace(hold_s=left), home(r=0.01), now, Random(1))
+    assert not isinstance(found, Hold) or found.until > now
+
+
 def test_a_node_without_memory_for_the_prompt_is_hot() -> None:
     small = busy(node("s", "r", 0.01), 0, free_tokens=100)
     assert not small.outlook.load.hot(0.0, 99.0)
