@@ -87,7 +87,8 @@ class Completions:
         """With the log-probabilities of the prompt: all of it but its first token is sampled."""
         ends = (*self._tokenizer.eos_ids, *request.stop_token_ids)
         if any(token in ends for token in ids[1:]):
-            raise invalid("'echo' with logprobs takes no prompt that has a token in it that ends texts.", "echo")
+            cause = "'echo' with logprobs takes no prompt that has a token in it that ends texts."
+            raise invalid(cause, "echo", "invalid_parameter_combination")
         if request.frequency_penalty or request.presence_penalty:
             raise invalid(
                 "'echo' with logprobs does not go with frequency_penalty and presence_penalty: leave one of them out.",

@@ -87,10 +87,10 @@ def parse_chat(body: bytes) -> ChatRequest:
         raise invalid("the body must be a JSON object", code="invalid_json")
     model = value.get("model")
     if not isinstance(model, str) or not model:
-        raise invalid("`model` must name a model, see GET /v1/models", "model")
+        raise invalid("`model` must name a model, see GET /v1/models", "model", "invalid_type")
     stream = value.get("stream")
     if stream is not None and not isinstance(stream, bool):
-        raise invalid("`stream` must be true or false", "stream")
+        raise invalid("`stream` must be true or false", "stream", "invalid_type")
     for name in REFUSED.intersection(value):
         if value[name] is not None:
             raise invalid(f"`{name}` is not accepted from clients; leave it out", name, "unsupported_parameter")
@@ -115,7 +115,8 @@ def _priority(value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_PRIORITY:
-        raise invalid(f"`priority` must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}", "priority")
+        wanted = f"`priority` must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        raise invalid(wanted, "priority", "invalid_value")
     return value
 
 

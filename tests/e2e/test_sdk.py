@@ -110,8 +110,9 @@ def test_models_are_listed(deployment: Deployment) -> None:
     ("change", "error", "code", "param"),
     [
         ({"model": "gpt-none"}, openai.NotFoundError, "model_not_found", "model"),
-        ({"n": 2}, openai.BadRequestError, None, "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, None, "tools"),
+        ({"n": 0}, openai.BadRequestError, None, "n"),
+        ({"modalities": ["audio"]}, openai.BadRequestError, None, "modalities"),
+        ({"tool_choice": "required"}, openai.BadRequestError, "invalid_parameter_combination", "tool_choice"),
         ({"temperature": "warm"}, openai.BadRequestError, None, "temperature"),
         ({"messages": []}, openai.BadRequestError, None, "messages"),
         ({"max_tokens": 100_000}, openai.BadRequestError, "context_length_exceeded", None),

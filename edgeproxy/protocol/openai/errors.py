@@ -47,6 +47,6 @@ def _type_of(status: int) -> str:
     return "invalid_request_error" if status < 500 else "server_error"
 
 
-def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     """400: the request itself is wrong; sending it again will not help."""
     return ApiError(400, message, code, param)

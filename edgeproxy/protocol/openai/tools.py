@@ -60,7 +60,8 @@ def tools_of(present: Json) -> Tools:
     choice = present.get("tool_choice")
     if not given:
         if choice not in (None, "none", "auto"):
-            raise invalid("'tool_choice' asks for a call, but there are no tools: send some.", "tool_choice")
+            cause = "'tool_choice' asks for a call, but there are no tools: send some."
+            raise invalid(cause, "tool_choice", "invalid_parameter_combination")
         return Tools(parallel=parallel)
     known = frozenset(tool.name for tool in given)
     if len(known) < len(given):
