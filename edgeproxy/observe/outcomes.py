@@ -48,13 +48,12 @@ class Outcomes:
         return list(islice(self.recent, max(len(self.recent) - count, 0), None))
 
     def newest(self) -> dict[str, Any]:
-        return {"recent": self.latest(SHOWN), "omitted": max(self._count - SHOWN, 0)}
+        return {"recent": self.latest(SHOWN)}
 
     def changes(self) -> dict[str, Any]:
         """Requests that ended since this was last asked, the newest of them."""
         new, self._told = self._count - self._told, self._count
-        shown = min(new, FRESH)
-        return {"recent": self.latest(shown), "omitted": new - shown}
+        return {"recent": self.latest(min(new, FRESH))}
 
     def view(self, since: float, now: float) -> dict[str, Any]:
         """`since`: Unix seconds, the start of the history wanted."""

@@ -47,7 +47,7 @@ function options(width) {
     width,
     height: HEIGHT,
     scales: { y: { distr: 3, range: (_, low, high) => uPlot.rangeLog(Math.min(low || 0.1, 0.02), Math.max(high || 0.2, 0.5), 10, true) } },
-    axes: [{ ...axis, values: hours }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? null : milliseconds(tick))) }],
+    axes: [{ ...axis, space: 90, values: hours }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? null : milliseconds(tick))) }],
     series: [{ label: "time", value: (_, value) => (value === null ? "–" : clock(value)) }, line("p50", "first-line"), line("p95", "second-line", { dash: [6, 3] }), line("budget", "bad", { width: 1, dash: [2, 4] })],
     hooks: { drawClear: [cells] },
     cursor: { y: false },

@@ -13,25 +13,23 @@ const KEPT_REQUESTS = 200;
 const HOUR_S = 3600;
 const STALE_MS = 5000;
 
-const state = { slices: new Map(), recent: [], omitted: 0 };
+const state = { slices: new Map(), recent: [] };
 let known = false;
 let heard = 0;
 let waiting = false;
 
 function take(message, fresh) {
-  const { slices, recent, omitted, ...rest } = message;
+  const { slices, recent, ...rest } = message;
   Object.assign(state, rest);
   if (fresh) {
     state.slices.clear();
     state.recent = [];
-    state.omitted = 0;
   }
   for (const slice of slices) state.slices.set(slice.start, slice);
   for (const start of state.slices.keys()) if (start < state.now - HOUR_S) state.slices.delete(start);
   const seen = new Set(state.recent.map((request) => `${request.request_id} ${request.time}`));
   state.recent.push(...recent.filter((request) => !seen.has(`${request.request_id} ${request.time}`)));
   state.recent.splice(0, Math.max(0, state.recent.length - KEPT_REQUESTS));
-  state.omitted += omitted;
   known = true;
   heard = performance.now();
   soon();

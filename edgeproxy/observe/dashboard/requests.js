@@ -50,7 +50,7 @@ export function drawRequests(state) {
     body.deleteRow(-1);
   }
   if (!body.rows.length) body.append(row(element("td", "quiet", "No requests yet")));
-  byId("omitted").textContent = state.omitted ? `${state.omitted} more ended and are only in the figures above.` : "";
+  byId("counted").textContent = `${state.count} requests since the start, the newest ${Math.min(state.count, SHOWN)} of them here.`;
 }
 
 const FORECAST = [
