@@ -387,8 +387,12 @@ def _fallbacks(node: _Node, regions: tuple[RegionConfig, ...]) -> dict[str, str]
 
 def _unique_nodes(root: _Node, regions: tuple[RegionConfig, ...]) -> None:
     seen: set[str] = set()
+    launched: dict[str, str] = {}
     for region in regions:
         for node in region.nodes:
             if node.name in seen:
                 raise root.error(f"two nodes are named {node.name!r}", "give each node its own `name`")
             seen.add(node.name)
+            if node.launch is not None and launched.setdefault(node.url, node.name) != node.name:
+                other = launched[node.url]
+                raise root.error(f"{other} and {node.name} are both launched at {node.url}", "give each its own port")

@@ -29,13 +29,16 @@ class TopError(RuntimeError):
 
 
 def top(admin: str, console: Console, *, once: bool = False) -> None:
-    """Until interrupted, or the feed ends. `admin`: base URL of the admin listener. Raises TopError."""
+    """Until interrupted, or the feed ends; once where nobody watches a terminal.
+
+    `admin`: base URL of the admin listener. Raises TopError.
+    """
     recent: deque[State] = deque(maxlen=SHOWN)
     with Live(console=console, auto_refresh=False) as live:
         for state in _states(admin):
             recent.extend(state["recent"])
             live.update(render(state, recent), refresh=True)
-            if once:
+            if once or not console.is_terminal:
                 return
 
 

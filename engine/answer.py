@@ -145,6 +145,11 @@ class Choices:
         return index, piece
 
     @property
+    def siblings(self) -> int:
+        """Answers that were begun with their prompt's first token."""
+        return sum(index % self._n > 0 for index in self.answers)
+
+    @property
     def done(self) -> bool:
         return not self._live
 

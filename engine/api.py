@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -142,6 +142,7 @@ class NodeApp:
 
     def _always(self, exchange: Exchange) -> Headers:
         report = self._node.report(self._clock() - exchange.arrived)
+        report = replace(report, waiting=max(report.waiting - exchange.siblings, 0))
         fields: Headers = ((REPORT_HEADER, report.encode()),)
         wanted = exchange.header(FORMAT_HEADER)
         load = load_metrics(wanted, report, self._node.gauges.utilisation.worker_busy) if wanted else None
@@ -263,6 +264,7 @@ class NodeApp:
         events = kind.stream(name, since, request.model, self._node.numerics, request.include_usage)
         stream = Stream(choices, events, told=told, notes=notes, resume=resume)
         first = await choices.next()
+        exchange.siblings = choices.siblings
         await stream.send(exchange, (*STREAM, *self._answer_headers(exchange, request, choices)), first)
 
     async def _tokenize(self, exchange: Exchange) -> None:

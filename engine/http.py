@@ -37,6 +37,8 @@ class Exchange:
         self.arrived = arrived
         self.started = False
         """The status is sent: an error can no longer change it."""
+        self.siblings = 0
+        """Further answers to this very request, which have just begun: no other request waits behind them."""
         self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of a repeated field the first
         self._receive = receive
         self._send = send

@@ -166,3 +166,10 @@ def test_any_text_is_either_understood_or_a_config_error(text: str) -> None:
         parse(text, PATH)
     except ConfigError as error:
         assert str(error).startswith(str(PATH))
+
+
+def test_two_nodes_launched_at_one_address_are_refused() -> None:
+    node = "{url: 'http://127.0.0.1:1', models: [m], launch: {source: x.gguf}}"
+    text = f"regions: {{a: {{nodes: [{node}]}}, b: {{nodes: [{node}]}}}}"
+    with pytest.raises(ConfigError, match=r"a-1 and b-1 are both launched at .*; give each its own port"):
+        parse(text, Path("regions.yaml"))

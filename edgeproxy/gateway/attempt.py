@@ -223,7 +223,8 @@ def _refusal(event: Event) -> Whole | None:
 
 
 def _gateway_error(message: str, status: int = 502) -> Whole:
-    return whole(ApiError(status, f"{message}; try again", "upstream_failed"))
+    again = ((b"retry-after", b"1"),)
+    return whole(ApiError(status, f"{message}; try again", "upstream_failed", headers=again))
 
 
 def _node_error(response: Response) -> Whole:

@@ -197,6 +197,8 @@ def choose(nodes: Sequence[N], wanted: Wanted, home: Home, now: float, rng: Rand
         return Decision(nodes, index, order, "standby", wanted, now, hot)
     reason: Reason = "failover"
     at_home = _at_home(nodes, fit, home.region)
+    if at_home is None and home.region is not None:
+        at_home = _at_home(nodes, fit, _home_of(nodes, home))
     if at_home is not None:
         staying = at_home[0] - best <= max(GAIN_S, GAIN_SHARE * at_home[0])
         reason = "home" if staying else "faster"
@@ -235,6 +237,12 @@ def _costs(
             cost += step_s * home.ranks.get(node.region, 0)
         (standby if node.standby else fit).append((cost, index))
     return fit, standby
+
+
+def _home_of(nodes: Sequence[N], home: Home) -> str | None:
+    """Home itself, or the next region where home has no node for the request but standbys."""
+    regions = {node.region for node in nodes if not node.standby}
+    return min(regions, key=lambda region: home.ranks.get(region, len(home.ranks)), default=None)
 
 
 def _at_home(nodes: Sequence[N], fit: list[tuple[float, int]], region: str | None) -> tuple[float, int] | None:

@@ -394,6 +394,7 @@ async def test_models_and_status(tokenizer: Tokenizer, chat_template: ChatTempla
         model = (await Call(served.app, "GET", f"/v1/models/{MODEL}").done()).json()
         head = await Call(served.app, "HEAD", "/readyz").done()
         await chat_call(served.app).done()
+        await until_free(served)
         token = [(b"x-node-token", b"secret")]
         status = (await Call(served.app, "GET", "/node/v1/status", headers=token).done()).json()
     assert models["data"] == [model]

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from edgeproxy.protocol.node.report import REPORT_HEADER, decode
 from engine.api import NodeApp
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -179,3 +180,12 @@ async def test_an_answer_goes_on_with_the_last_message(tokenizer: Tokenizer, cha
     async with serving(fake, tokenizer, chat_template) as served:
         call = await chat_call(served.app, messages=messages, continue_final_message=True).done()
     assert call.json()["choices"][0]["message"]["content"] == " three."
+
+
+async def test_a_requests_own_other_answers_are_not_told_as_waiting(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    fake = FakeExecutor(script=says(tokenizer, "Hello there."), built_for=LIMITS)
+    async with serving(fake, tokenizer, chat_template) as served:
+        call = await chat_call(served.app, n=4, stream=True, max_tokens=4).done()
+        assert decode(call.headers[REPORT_HEADER]).waiting == 0

@@ -109,6 +109,21 @@ def test_where_all_are_hot_the_request_is_held_and_then_goes_to_the_least_queue(
     assert decision.first is nodes[2] and not decision.hot
 
 
+def test_where_home_cannot_serve_the_request_the_next_region_is_home_for_it() -> None:
+    spare, near, far = node("s", "spare", 0.001), node("n", "near", 0.010), node("f", "far", 0.015)
+    spare.standby = True
+    rule = home(spare=0.001, near=0.010, far=0.015)
+    for nodes in ([spare, near, far], [near, far]):
+        decision = decided(choose(nodes, SHORT, rule, 0.0, Random(1)))
+        assert (decision.first, decision.reason) == (near, "home")
+        busy(near, 80)  # 8 ms: no clear gain
+        assert decided(choose(nodes, SHORT, rule, 0.0, Random(1))).first is near
+        near.ready = False
+        assert decided(choose(nodes, SHORT, rule, 0.0, Random(1))).reason == "failover"
+        near.ready = True
+        busy(near, 0)
+
+
 @given(st.floats(0.001, 0.05), st.floats(0.0, 1.0) | st.floats(0.0, 1e-15))
 def test_a_hold_ends_later_than_it_began_however_late_it_is_on_the_clock(now: float, left: float) -> None:
     nodes = [busy(node("a", "r", 0.01), 9000, waiting=2), busy(node("b", "r", 0.01), 5000, waiting=1)]
