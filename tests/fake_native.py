@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 
-from tests.fake_node import DONE, SSE, Exchange, FakeNode
+from tests.fake_exchange import DONE, SSE, Exchange
+from tests.fake_node import FakeNode
 
 PIECES = ["Hello", ", ", "wör", None, "ld 🌍", " and", ' "error": {', None, None, "한국어", "!"]
 """Text of each token; None where it is held back until a later one."""

@@ -8,7 +8,7 @@ import pytest
 
 from edgeproxy.access.keys import Keys, generate_key
 from edgeproxy.gateway.paths import ROUTED
-from tests.fake_node import BEHAVIOURS
+from tests.fake_behaviours import BEHAVIOURS
 from tests.gateway.drive import ask, chat, edge
 
 

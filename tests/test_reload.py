@@ -25,7 +25,8 @@ from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.upstream.probe import Prober
 from edgeproxy.wire.certificates import Certificates
 from edgeproxy.wire.tls import make_dev_certificate
-from tests.fake_node import ANSWER, STREAM, FakeNode
+from tests.fake_exchange import ANSWER, STREAM
+from tests.fake_node import FakeNode
 from tests.gateway.drive import Lines, ask, begin, chat
 
 

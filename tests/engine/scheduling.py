@@ -16,6 +16,9 @@ from engine.step import Finish, Sampling, StepPlan
 from tests.engine.fake_executor import FakeExecutor, written
 
 LIMITS = Limits(slots=3, blocks=12, step_tokens=8, context=160, vocab=1000)
+ROOMY = Limits(slots=8, blocks=80, step_tokens=32, context=640, vocab=1000)
+EVER_S = 1e6
+"""A quantum that no step fills."""
 
 
 @dataclass

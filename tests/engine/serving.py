@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from tests.engine.fake_executor import FakeExecutor, Script
 
 MODEL = "tiny"
 PATIENCE_S = 20
+TEXT = "Grüße 💡 and more."
 LIMITS = Limits(slots=4, blocks=32, step_tokens=64, context=512, vocab=49152)
 _HEADER = "<|im_start|>assistant\n"
 
@@ -160,3 +162,21 @@ def chat_call(
 ) -> Call:
     body = {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields, **(more or {})}
     return Call(app, "POST", "/v1/chat/completions", orjson.dumps(body), headers)
+
+
+def executor(tokenizer: Tokenizer, text: str = TEXT, **options: Any) -> FakeExecutor:
+    ends = options.pop("ends", True)
+    return FakeExecutor(script=says(tokenizer, text, ends=ends), built_for=LIMITS, **options)
+
+
+async def until(condition: Callable[[], bool], gate: threading.Semaphore | None = None) -> None:
+    """Waits for another thread; each look at it lets one more step end, where there is a gate."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            if gate is not None:
+                gate.release()
+            await asyncio.sleep(0.001)
+
+
+async def until_free(served: Served) -> None:
+    await until(lambda: served.engine.load().blocks_spare == LIMITS.blocks)

@@ -19,7 +19,8 @@ from edgeproxy.gateway.app import AsgiApp
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.trace import Tracer
 from edgeproxy.upstream.node import Fleet
-from tests.fake_node import BEHAVIOURS, FakeNode
+from tests.fake_behaviours import BEHAVIOURS
+from tests.fake_node import FakeNode
 
 LOCAL = Address("127.0.0.1", 8080)
 

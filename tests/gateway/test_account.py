@@ -10,7 +10,7 @@ from edgeproxy.access.keys import Keys, generate_key
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import ending_of, ending_of_stream
 from edgeproxy.protocol.openai.sse import SseParser
-from tests.fake_node import BEHAVIOURS
+from tests.fake_behaviours import BEHAVIOURS
 from tests.gateway.drive import ask, chat, edge
 
 ENDLESS = {

@@ -16,7 +16,7 @@ from edgeproxy.access.tenants import ANONYMOUS, Tenant
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.admit import may_see_details, parse_chat, request_id
 from edgeproxy.protocol.openai.errors import ApiError
-from tests.fake_node import ANSWER
+from tests.fake_exchange import ANSWER
 from tests.gateway.drive import ask, chat, edge
 
 

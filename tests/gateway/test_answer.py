@@ -9,7 +9,7 @@ from typing import Any
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.answer import Answer, Whole
 from edgeproxy.protocol.openai.sse import SseParser
-from tests.fake_node import STREAM
+from tests.fake_exchange import STREAM
 from tests.gateway.drive import Edge, begin, chat, edge
 
 SHORT_HOLD = GatewayLimits(hold_headers_s=0.02)

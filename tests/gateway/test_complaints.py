@@ -30,17 +30,18 @@ from edgeproxy.upstream.h1 import Pool
 from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.upstream.origin import Origin
 from edgeproxy.upstream.probe import Prober
-from tests import fake_node
+from tests import fake_behaviours, fake_exchange
+from tests.fake_exchange import ANSWER, DONE, ROLE, SSE, STREAM, chunk
 from tests.fake_native import Native
-from tests.fake_node import ANSWER, DONE, ROLE, SSE, STREAM, FakeNode, chunk
+from tests.fake_node import FakeNode
 from tests.gateway.drive import Edge, ask, begin, chat, edge
 
-Behaviour = Callable[[fake_node.Exchange], Awaitable[None]]
+Behaviour = Callable[[fake_exchange.Exchange], Awaitable[None]]
 HASTY = GatewayLimits(first_byte_s=0.1, stall_s=0.1)
 
 
 def shows(monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour) -> None:
-    monkeypatch.setitem(fake_node.BEHAVIOURS, "ok", behaviour)
+    monkeypatch.setitem(fake_behaviours.BEHAVIOURS, "ok", behaviour)
 
 
 def both(e: Edge, behaviour: str) -> None:
@@ -67,13 +68,13 @@ async def test_when_all_breakers_are_open_requests_still_go_to_the_least_bad(tmp
         assert (await ask(e.app, chat("ok"))).body == ANSWER
 
 
-async def malformed_event(x: fake_node.Exchange) -> None:
+async def malformed_event(x: fake_exchange.Exchange) -> None:
     await x.head(200, SSE)
     await x.events(ROLE, b"data: {not json\n\n", DONE)
     await x.end()
 
 
-async def empty_stream(x: fake_node.Exchange) -> None:
+async def empty_stream(x: fake_exchange.Exchange) -> None:
     await x.head(200, SSE)
     await x.end()
 
@@ -84,7 +85,7 @@ async def test_a_malformed_or_empty_stream_fails_over(
 ) -> None:
     """litellm#40404: the fallback was never tried when a stream was cut, stalled or malformed."""
     shows(monkeypatch, fault)
-    monkeypatch.setitem(fake_node.BEHAVIOURS, "well", fake_node.ok)
+    monkeypatch.setitem(fake_behaviours.BEHAVIOURS, "well", fake_behaviours.ok)
     async with edge(tmp_path) as e:
         e.far.overrides["ok"] = "well"
         reply = await ask(e.app, chat("ok", stream=True))
@@ -122,8 +123,8 @@ async def test_a_node_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
         assert e.in_flight == 0
 
 
-async def coded_json(x: fake_node.Exchange) -> None:
-    await x.whole(200, gzip.compress(ANSWER), [*fake_node.JSON, (b"content-encoding", b"gzip")])
+async def coded_json(x: fake_exchange.Exchange) -> None:
+    await x.whole(200, gzip.compress(ANSWER), [*fake_exchange.JSON, (b"content-encoding", b"gzip")])
 
 
 async def test_a_coded_answer_keeps_the_length_of_its_coded_bytes(
@@ -150,7 +151,7 @@ TOOLS = [
 ]
 
 
-async def tool_calls(x: fake_node.Exchange) -> None:
+async def tool_calls(x: fake_exchange.Exchange) -> None:
     await x.head(200, SSE)
     await x.events(*TOOLS)
     await x.end()
@@ -187,9 +188,9 @@ async def test_a_keep_alive_is_no_empty_event(tmp_path: Path) -> None:
 async def test_comments_of_a_node_stay_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """mnfst/llm-gateway#2053: re-emitted as data."""
 
-    async def commenting(x: fake_node.Exchange) -> None:
+    async def commenting(x: fake_exchange.Exchange) -> None:
         await x.head(200, SSE)
-        await x.events(b": PROCESSING\n\n", ROLE, *fake_node.WORDS, b": ping\n", fake_node.FINISH, DONE)
+        await x.events(b": PROCESSING\n\n", ROLE, *fake_exchange.WORDS, b": ping\n", fake_exchange.FINISH, DONE)
         await x.end()
 
     shows(monkeypatch, commenting)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from edgeproxy.gateway.continuation import Said
 from edgeproxy.protocol.openai.sse import Event
-from tests import fake_node
-from tests.fake_node import DONE, ROLE, SSE, WORDS, Exchange, chunk
+from tests import fake_behaviours
+from tests.fake_exchange import DONE, ROLE, SSE, WORDS, Exchange, chunk
 from tests.gateway.drive import Edge, ask, chat, edge
 
 MORE = [
@@ -48,7 +48,7 @@ async def allowed(folder: Path, monkeypatch: pytest.MonkeyPatch, *, kind: Any = 
             await x.events(*MORE)
             await x.end()
 
-    monkeypatch.setitem(fake_node.BEHAVIOURS, "ok", answer)
+    monkeypatch.setitem(fake_behaviours.BEHAVIOURS, "ok", answer)
     async with edge(folder) as e:
         for node in e.fleet.nodes:
             node.config = replace(node.config, kind=kind, continue_final_message=node.region == "far")

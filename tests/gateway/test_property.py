@@ -18,7 +18,7 @@ from edgeproxy.config import GatewayLimits
 from edgeproxy.observe.log import Log
 from edgeproxy.upstream.h1 import Pool, UpstreamError
 from edgeproxy.upstream.node import Fleet, Node
-from tests.fake_node import DONE, FINISH, ROLE, STREAM, WORDS, error_body
+from tests.fake_exchange import DONE, FINISH, ROLE, STREAM, WORDS, error_body
 from tests.gateway.drive import Exchange, ask, chat, config
 
 CUT = None

@@ -13,9 +13,9 @@ import pytest
 from edgeproxy.config import GatewayLimits
 from edgeproxy.routing.hedge import MAX_SHARE, Hedging
 from edgeproxy.routing.lateness import LEAST_SAMPLES
-from tests import fake_node
+from tests import fake_behaviours, fake_exchange
+from tests.fake_exchange import STREAM
 from tests.fake_native import Native, cut, text_of
-from tests.fake_node import STREAM
 from tests.gateway.drive import Edge, ask, begin, chat, edge
 
 Started = Callable[..., AbstractAsyncContextManager[Edge]]
@@ -150,7 +150,7 @@ async def test_the_copy_streams_and_is_gone_on_with(hedging: Started, monkeypatc
     async with hedging() as e:
         near, far = Native(e.near, 11), Native(e.far, 22, [cut(9)])
 
-        async def answer(x: fake_node.Exchange) -> None:
+        async def answer(x: fake_exchange.Exchange) -> None:
             if x.node is e.near and "resume" not in x.received.json:
                 await x.forever()
             await (near if x.node is e.near else far)(x)
@@ -160,7 +160,7 @@ async def test_the_copy_streams_and_is_gone_on_with(hedging: Started, monkeypatc
             node.observe(response.headers, 0.0)
             while await response.read():
                 pass
-        monkeypatch.setitem(fake_node.BEHAVIOURS, "ok", answer)
+        monkeypatch.setitem(fake_behaviours.BEHAVIOURS, "ok", answer)
         reply = await ask(e.app, chat("ok", stream=True, stream_options={"include_usage": True}))
         *chunks, done = reply.events()
         said = [choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]]

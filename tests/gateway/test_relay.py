@@ -11,7 +11,7 @@ import pytest
 
 from edgeproxy.config import GatewayLimits
 from edgeproxy.upstream.h1 import UpstreamError
-from tests.fake_node import ANSWER, STREAM
+from tests.fake_exchange import ANSWER, STREAM
 from tests.gateway.drive import Edge, Exchange, ask, begin, chat, edge
 
 RETRIED = [

@@ -14,7 +14,7 @@ import pytest
 
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.resume import may_leave
-from tests import fake_node
+from tests import fake_behaviours, fake_exchange
 from tests.fake_native import Native, complete, cut, give_up, resumed_by_gate, stall, text_of
 from tests.gateway.drive import Edge, Exchange, ask, begin, chat, edge
 
@@ -40,10 +40,10 @@ async def pair(
         found = Pair(e, Native(e.near, SEED_NEAR), Native(e.far, SEED_FAR))
         e.far.numerics = far
 
-        async def answer(x: fake_node.Exchange) -> None:
+        async def answer(x: fake_exchange.Exchange) -> None:
             await (found.near if x.node is e.near else found.far)(x)
 
-        monkeypatch.setitem(fake_node.BEHAVIOURS, "ok", answer)
+        monkeypatch.setitem(fake_behaviours.BEHAVIOURS, "ok", answer)
         for node in e.fleet.nodes:
             response = await node.pool.request(b"GET", b"/readyz")
             node.observe(response.headers, 0.0)
@@ -193,7 +193,7 @@ async def test_a_model_that_a_reload_took_away_is_gone_on_with_by_nobody(
 ) -> None:
     async with pair(tmp_path, monkeypatch) as p:
 
-        async def cut_by_gate(x: fake_node.Exchange, events: list[bytes]) -> None:
+        async def cut_by_gate(x: fake_exchange.Exchange, events: list[bytes]) -> None:
             await x.events(*events[:9])
             await x.node.gate.wait()
 
@@ -210,38 +210,38 @@ async def test_a_node_that_refuses_soundly_is_not_asked_again(tmp_path: Path, mo
     async with pair(tmp_path, monkeypatch) as p:
         asks = 0
 
-        async def refusing(x: fake_node.Exchange) -> None:
+        async def refusing(x: fake_exchange.Exchange) -> None:
             nonlocal asks
             if x.node is p.edge.near:
                 await p.near(x)
                 return
             asks += 1
-            await x.whole(409, fake_node.error_body("cannot be resumed", "invalid_request_error"))
+            await x.whole(409, fake_exchange.error_body("cannot be resumed", "invalid_request_error"))
 
-        monkeypatch.setitem(fake_node.BEHAVIOURS, "ok", refusing)
+        monkeypatch.setitem(fake_behaviours.BEHAVIOURS, "ok", refusing)
         p.near.ends = [cut(9)]
         broken(await ask(p.edge.app, asked()))
         assert asks == 1
 
 
 async def test_busy_nodes_are_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def busy(x: fake_node.Exchange, events: list[bytes]) -> None:
+    async def busy(x: fake_exchange.Exchange, events: list[bytes]) -> None:
         raise AssertionError("never begun")
 
     async with pair(tmp_path, monkeypatch) as p:
         calls = 0
 
-        async def first_busy(x: fake_node.Exchange) -> None:
+        async def first_busy(x: fake_exchange.Exchange) -> None:
             nonlocal calls
             calls += x.node is p.edge.far
             if x.node is p.edge.far and calls < 3:
-                again = [*fake_node.JSON, (b"retry-after-ms", b"1")]
-                await x.whole(429, fake_node.error_body("busy", "rate_limit_error"), again)
+                again = [*fake_exchange.JSON, (b"retry-after-ms", b"1")]
+                await x.whole(429, fake_exchange.error_body("busy", "rate_limit_error"), again)
             else:
                 await (p.near if x.node is p.edge.near else p.far)(x)
 
         monkeypatch.setattr("edgeproxy.gateway.resume.PAUSE_S", 0.01)
-        monkeypatch.setitem(fake_node.BEHAVIOURS, "ok", first_busy)
+        monkeypatch.setitem(fake_behaviours.BEHAVIOURS, "ok", first_busy)
         p.near.ends = [cut(9)]
         unbroken(await ask(p.edge.app, asked()), p)
         assert calls == 3
@@ -252,10 +252,10 @@ async def test_a_client_that_leaves_while_a_node_is_sought_ends_it(
 ) -> None:
     async with pair(tmp_path, monkeypatch) as p:
 
-        async def silent(x: fake_node.Exchange) -> None:
+        async def silent(x: fake_exchange.Exchange) -> None:
             await (p.near(x) if x.node is p.edge.near else x.forever())
 
-        monkeypatch.setitem(fake_node.BEHAVIOURS, "ok", silent)
+        monkeypatch.setitem(fake_behaviours.BEHAVIOURS, "ok", silent)
         p.near.ends = [cut(9)]
         exchange = begin(p.edge.app, asked())
         await p.edge.far.until(lambda: len(p.edge.far.chats) == 1)

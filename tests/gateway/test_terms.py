@@ -12,7 +12,7 @@ import yaml
 from edgeproxy.access.keys import Keys, generate_key
 from edgeproxy.protocol.node.request import Terms, decode
 from edgeproxy.upstream.salts import Salts
-from tests.fake_node import Received
+from tests.fake_exchange import Received
 from tests.gateway.drive import Edge, ask, chat, edge
 
 NODE_FIELDS = {"x-node-salt": "aa" * 32, "x-node-priority": "-9", "x-node-token": "guessed", "x-node-prefix": "aa"}

@@ -11,7 +11,7 @@ from edgeproxy.gateway import transcript as module
 from edgeproxy.gateway.transcript import MAX_SINCE, NodeGaveUp, Transcript
 from edgeproxy.protocol.node.resume import encode_note
 from edgeproxy.protocol.openai.sse import DONE, Event, SseParser, encode
-from tests.fake_node import FINISH, ROLE, chunk
+from tests.fake_exchange import FINISH, ROLE, chunk
 
 WORDS = ["Hello", ", ", "wörld 🌍", "!"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from edgeproxy.config import GatewayLimits
 from edgeproxy.protocol.node.blocks import Change, Snapshot
-from tests.fake_node import PREFIX
+from tests.fake_exchange import PREFIX
 from tests.gateway.drive import ask, begin, chat, edge
 
 

@@ -9,6 +9,10 @@ import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from edgeproxy.upstream.h1 import Pool, PoolLimits, Response
+from edgeproxy.upstream.origin import Origin
+
+FAST = PoolLimits(sweep_s=0.01)
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
@@ -122,3 +126,18 @@ async def until(condition: Callable[[], bool]) -> None:
     """Lets the loop run until the condition holds; for states that have no event of their own."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0)
+
+
+def pool_to(port: int, limits: PoolLimits = FAST) -> Pool:
+    return Pool(Origin("http", "127.0.0.1", port), name="near-1", limits=limits)
+
+
+async def get(pool: Pool) -> Response:
+    return await pool.request(b"GET", b"/")
+
+
+async def body(response: Response) -> bytes:
+    found = b""
+    while data := await response.read():
+        found += data
+    return found

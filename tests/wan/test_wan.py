@@ -10,9 +10,9 @@ from random import Random
 import pytest
 
 from edgeproxy.config import GatewayLimits
-from tests import fake_node
+from tests import fake_behaviours, fake_exchange
+from tests.fake_exchange import ANSWER, STREAM
 from tests.fake_native import Native, text_of
-from tests.fake_node import ANSWER, STREAM
 from tests.gateway.drive import ask, begin, chat
 from tests.wan.distant import Wan, wan
 
@@ -95,15 +95,17 @@ async def test_a_region_that_is_reset_in_the_middle_of_a_stream_is_told_in_band(
 def native(w: Wan, monkeypatch: pytest.MonkeyPatch) -> tuple[Native, Native]:
     near, far = Native(w.near.fake, 1), Native(w.far.fake, 2)
 
-    async def answer(x: fake_node.Exchange) -> None:
+    async def answer(x: fake_exchange.Exchange) -> None:
         await (near if x.node is w.near.fake else far)(x)
 
-    monkeypatch.setitem(fake_node.BEHAVIOURS, "ok", answer)
+    monkeypatch.setitem(fake_behaviours.BEHAVIOURS, "ok", answer)
     return near, far
 
 
-def stop_after(count: int, fault: Callable[[], None]) -> Callable[[fake_node.Exchange, list[bytes]], Awaitable[None]]:
-    async def end(x: fake_node.Exchange, events: list[bytes]) -> None:
+def stop_after(
+    count: int, fault: Callable[[], None]
+) -> Callable[[fake_exchange.Exchange, list[bytes]], Awaitable[None]]:
+    async def end(x: fake_exchange.Exchange, events: list[bytes]) -> None:
         await x.events(*events[:count])
         await x.node.gate.wait()
         fault()

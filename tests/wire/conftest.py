@@ -20,7 +20,9 @@ from edgeproxy.wire.service import App
 from edgeproxy.wire.tcp import TcpListener
 from edgeproxy.wire.tls import DevCertificate, make_dev_certificate, server_context
 from tests.wire.h2_client import H2Client
-from tests.wire.raw import RawClient
+from tests.wire.raw import PATIENCE_S, RawClient
+
+GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 
 _ON_BOTH_LOOPS = ("test_tcp", "test_h1", "test_h2")
 
@@ -115,3 +117,9 @@ async def _serve(
     edge = Edge(listener, certificate.ca if certificate else None)
     edges.push_async_callback(edge.close)
     return edge
+
+
+async def until_connections(edge: Edge, count: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while edge.listener.connections != count:  # noqa: ASYNC110 - a counter, not an event
+            await asyncio.sleep(0.001)
