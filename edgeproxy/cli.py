@@ -77,11 +77,12 @@ def serve(config: Path, state: Path, drain: float, notice: float) -> None:
 @main.command()
 @CONFIG
 def check(config: Path) -> None:
-    """Say whether a deployment can be used, and what it means."""
+    """Say whether a deployment can be used, and what is in force."""
     from edgeproxy.access.keys import Keys, KeysError
     from edgeproxy.access.origin import BindError, check_bind
     from edgeproxy.config import ConfigError
     from edgeproxy.config_file import load
+    from edgeproxy.summary import summary
     from edgeproxy.upstream.node import Fleet
     from edgeproxy.wire.tls import TlsError, server_context
 
@@ -96,14 +97,7 @@ def check(config: Path) -> None:
         Fleet.from_config(found, token="")
     except (ConfigError, KeysError, BindError, TlsError) as error:
         _fail(str(error))
-    click.echo(f"{config} is valid")
-    for region in found.regions:
-        relay = f" behind a relay that adds {region.relay.delay_ms:g} ms" if region.relay else ""
-        click.echo(f"  region {region.name}{relay}")
-        for node in region.nodes:
-            launched = " (started by the proxy)" if node.launch else ""
-            click.echo(f"    {node.name}: {node.kind} at {node.url}{launched}, serves {', '.join(node.models)}")
-    click.echo(f"  keys: {'asked for' if keys.required else 'none; loopback only'}")
+    click.echo("\n".join(summary(found, keys_required=keys.required)))
 
 
 @main.command()

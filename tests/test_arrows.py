@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = [
     "edgeproxy.cli",
     "edgeproxy.explain",
+    "edgeproxy.summary",
     "edgeproxy.top",
     "edgeproxy.server",
     "edgeproxy.listeners",

@@ -15,7 +15,7 @@ from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import Account, Call
 from edgeproxy.gateway.admit import Fields, may_see_details, read_chat, request_id, terms
 from edgeproxy.gateway.answer import Answer, whole
-from edgeproxy.gateway.controls import controls
+from edgeproxy.gateway.controls import controls, fields_of
 from edgeproxy.gateway.course import Course
 from edgeproxy.gateway.paths import CHAT_PATH, ROUTED
 from edgeproxy.gateway.relay import Relay
@@ -78,13 +78,13 @@ class Gateway:
             call = _open(identity, known)
             call.path = scope["path"].encode("ascii")
             try:
-                await self._guarded(self._chat(scope, fields, known, receive, answer, call), answer, call)
+                await self._guarded(self._chat(scope, known, receive, answer, call), answer, call)
             finally:
                 answer.close()
                 call.status = answer.status or CLIENT_CLOSED
                 self._account.close(call, monotonic())
         else:
-            await self._guarded(self._other(scope, fields, receive, answer), answer, None)
+            await self._guarded(self._other(scope, receive, answer), answer, None)
 
     async def _guarded(self, work: Awaitable[None], answer: Answer, call: Call | None) -> None:
         """Turns what went wrong into an answer while there is one to give; else the listener cuts the connection."""
@@ -110,9 +110,8 @@ class Gateway:
             if call is not None:
                 call.client_gone = True
 
-    async def _chat(
-        self, scope: Scope, fields: Fields, known: Ingress | None, receive: Receive, answer: Answer, call: Call
-    ) -> None:
+    async def _chat(self, scope: Scope, known: Ingress | None, receive: Receive, answer: Answer, call: Call) -> None:
+        fields = fields_of(scope["headers"])
         self._hosts.check(fields.get(b"host"))
         tenant = self._keys.tenant(fields.get(b"authorization"))
         call.tenant = tenant.name
@@ -137,7 +136,8 @@ class Gateway:
     def _regions(self, tenant: Tenant) -> Collection[str]:
         return self._fleet.regions if tenant.regions is None else tenant.regions
 
-    async def _other(self, scope: Scope, fields: Fields, receive: Receive, answer: Answer) -> None:
+    async def _other(self, scope: Scope, receive: Receive, answer: Answer) -> None:
+        fields = fields_of(scope["headers"])
         self._hosts.check(fields.get(b"host"))
         await self._rest(scope, receive, answer.forward)
 

@@ -11,9 +11,11 @@ import orjson
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import Call, ending_of
 from edgeproxy.gateway.answer import Whole, whole
+from edgeproxy.gateway.paths import COMPLETIONS
 from edgeproxy.protocol.node.blocks import PREFIX_HEADER, Prefix, decode_prefix
 from edgeproxy.protocol.node.foreign import shaped_error, timings_of
-from edgeproxy.protocol.node.report import TIMING_HEADER, TOKENS_HEADER, decode_tokens
+from edgeproxy.protocol.node.report import REPORT_HEADER, TIMING_HEADER, TOKENS_HEADER, decode_tokens
+from edgeproxy.protocol.openai.answers import is_chunk, is_completion
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import STREAM_HEADERS, Headers, find, first_of_each, media_type, to_client
 from edgeproxy.protocol.openai.sse import DONE, MEDIA_TYPE, Event, SseError, SseParser, has_content
@@ -26,6 +28,7 @@ MAX_WHOLE_BYTES = 16 * 2**20
 MAX_HELD_BYTES = 2**20
 """Of a stream, before its first content."""
 _JSON = ((b"content-type", b"application/json"),)
+_SOON = ((b"retry-after", b"1"),)
 _BODY = (b"content-type", b"content-encoding", b"content-language")
 KEPT_EVENTS = 4
 """The last events of a stream say how it ended: finish, usage, `[DONE]`."""
@@ -80,7 +83,7 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
     except UpstreamError as error:
         raise Failed(error.phase, _gateway_error("the node could not be reached or broke off")) from error
     except SseError as error:
-        raise Failed("malformed", _gateway_error("the node sent an event that is too long")) from error
+        raise _malformed("the node sent an event that is too long") from error
     call.sent_at = response.sent_at
     if isinstance(outcome, Begun):
         outcome.numerics = numerics
@@ -94,9 +97,12 @@ async def _outcome(response: Response, call: Call, limits: GatewayLimits) -> Who
     call.prefix = _prefix(fields.get(PREFIX_HEADER))
     if status == 200:
         readable = fields.get(b"content-encoding", b"identity") == b"identity"
-        if media_type(fields.get(b"content-type")) == MEDIA_TYPE:
-            return await _until_content(response, readable, call, limits)
-        return await _whole(response, readable, call)
+        if media_type(fields.get(b"content-type")) != MEDIA_TYPE:
+            return await _whole(response, readable, call)
+        if not call.stream:
+            raise _malformed("the node answered with a stream, which nobody asked for")
+        # A native node that goes on with a stream may have nothing left to send but its end.
+        return await _until_content(response, readable, call, limits, may_be_empty=REPORT_HEADER in fields)
     body = await _bounded(response)
     if status == 429:
         raise Failed("busy", Whole(status, to_client(response.headers), body), retry_after_s=_retry_after(response))
@@ -110,14 +116,16 @@ async def _outcome(response: Response, call: Call, limits: GatewayLimits) -> Who
     return Whole(status, to_client(response.headers), body)
 
 
-async def _until_content(response: Response, readable: bool, call: Call, limits: GatewayLimits) -> Whole | Begun:
+async def _until_content(
+    response: Response, readable: bool, call: Call, limits: GatewayLimits, *, may_be_empty: bool
+) -> Whole | Begun:
     headers = [*to_client(response.headers), *STREAM_HEADERS]
     recent: deque[Event] = deque(maxlen=KEPT_EVENTS)
     if not readable:
         held = await response.read()
         call.first_at = monotonic()
         return Begun(response, headers, held, [], None, recent)
-    parser, events, size = SseParser(), list[Event](), 0
+    parser, events, size, chunks = SseParser(), list[Event](), 0, 0
     while data := await response.read():
         size += len(data)
         shown = False
@@ -125,16 +133,25 @@ async def _until_content(response: Response, readable: bool, call: Call, limits:
             events.append(event)
             if not event.comment:
                 recent.append(event)
-                refused = _refusal(event) if not shown else None
+                if shown:
+                    continue
+                if event.data == DONE:
+                    if not (chunks or may_be_empty):
+                        raise _malformed("the node's stream was none of completions")
+                    shown = True
+                    continue
+                value = _parsed(event)
+                refused = _refusal(value, event.data)
                 if refused is not None:
                     response.close()
                     return refused
-                shown = shown or _shows(event)
+                chunks += is_chunk(value)
+                shown = has_content(value)
         if shown:
             call.first_at = monotonic()
             return Begun(response, headers, b"", events, parser, recent)
         if size > MAX_HELD_BYTES:
-            raise Failed("malformed", _gateway_error("the node sent too much before its first content"))
+            raise _malformed("the node sent too much before its first content")
         if monotonic() - response.sent_at > limits.first_byte_s:
             raise Failed("timeout", _gateway_error("the node sent no content in time", status=504))
     raise Failed("cut", _gateway_error("the node ended its answer before any content"))
@@ -153,7 +170,11 @@ async def _whole(response: Response, readable: bool, call: Call) -> Whole | Begu
         try:
             value = orjson.loads(body)
         except orjson.JSONDecodeError:
-            raise Failed("malformed", _gateway_error("the node's answer was not JSON, or not all of it")) from None
+            raise _malformed("the node's answer was not JSON, or not all of it") from None
+        refused = _refusal(value, body)
+        if refused is not None:
+            return refused
+        _check_whole(value, call)
         call.ending = ending_of(value)
         if call.prompt_tokens is None:
             call.prompt_tokens, call.cached_tokens = call.ending.counts()
@@ -188,7 +209,7 @@ async def _bounded(response: Response) -> bytes:
     while data := await response.read():
         size += len(data)
         if size > MAX_HELD_BYTES:
-            raise Failed("malformed", _gateway_error("the node's error was too long"))
+            raise _malformed("the node's error was too long")
         pieces.append(data)
     return b"".join(pieces)
 
@@ -197,42 +218,48 @@ def _parsed(event: Event) -> object:
     try:
         return orjson.loads(event.data)
     except orjson.JSONDecodeError:
-        raise Failed("malformed", _gateway_error("the node sent an event that is not JSON")) from None
+        raise _malformed("the node sent an event that is not JSON") from None
 
 
-def _shows(event: Event) -> bool:
-    return event.data == DONE or has_content(_parsed(event))
+def _check_whole(value: object, call: Call) -> None:
+    """Raises Failed where a whole answer is of no use to who asked: SDKs would fail at it, or show nothing."""
+    if call.stream:
+        raise _malformed("the node answered in one piece where a stream was asked for")
+    sound = is_completion(value) if call.path in COMPLETIONS else isinstance(value, dict)
+    if not sound:
+        raise _malformed("the node's answer was none of this API")
 
 
-def _refusal(event: Event) -> Whole | None:
+def _refusal(value: object, body: bytes) -> Whole | None:
     """An error in place of content: what the client did wrong is its answer, with a true status; else it is a failure
-    like any other. Raises Failed."""
-    if b'"error"' not in event.data:
-        return None
-    value = _parsed(event)
+    like any other. `value`: `body` parsed. Raises Failed."""
     error = value.get("error") if isinstance(value, dict) else None
     if not isinstance(error, dict):
         return None
     code = error.get("code")
     status = code if isinstance(code, int) and not isinstance(code, bool) else 0
     if status == 429:
-        raise Failed("busy", Whole(429, [(b"content-type", b"application/json")], event.data))
+        raise Failed("busy", Whole(429, list(_JSON), body))
     if 400 <= status < 500 or (not status and error.get("type") == "invalid_request_error"):
-        return Whole(status or 400, [(b"content-type", b"application/json")], event.data)
+        return Whole(status or 400, list(_JSON), body)
     raise Failed("error_event", _gateway_error("the node failed before any content"))
 
 
-def _gateway_error(message: str, status: int = 502) -> Whole:
-    again = ((b"retry-after", b"1"),)
-    return whole(ApiError(status, f"{message}; try again", "upstream_failed", headers=again))
+def _malformed(cause: str) -> Failed:
+    return Failed("malformed", _gateway_error(cause, code="upstream_malformed"))
+
+
+def _gateway_error(
+    message: str, status: int = 502, code: str = "upstream_failed", again: tuple[tuple[bytes, bytes], ...] = _SOON
+) -> Whole:
+    return whole(ApiError(status, f"{message}; try again", code, headers=again))
 
 
 def _node_error(response: Response) -> Whole:
     """5xx bodies speak of the node's insides; what a client can use is the status and when to come back."""
     status = 503 if response.status == 503 else 502
-    answer = _gateway_error(f"the node answered {response.status}", status)
-    again = [field for field in response.headers if field[0] in (b"retry-after", b"retry-after-ms")]
-    return answer._replace(headers=[*answer.headers, *again])
+    again = tuple(field for field in response.headers if field[0] in (b"retry-after", b"retry-after-ms"))
+    return _gateway_error(f"the node answered {response.status}", status, again=again or _SOON)
 
 
 def _retry_after(response: Response) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from edgeproxy.protocol.node.request import BUDGET_HEADER, budget_ms
+from edgeproxy.protocol.node.request import BUDGET_HEADER, POLICY_HEADER, budget_ms
 from edgeproxy.protocol.openai.errors import ApiError, invalid
 
 REGION = b"x-edge-region"
@@ -14,6 +14,11 @@ SESSION = b"x-session-id"
 """Requests of one session share a beginning: their node is kept while that costs little."""
 DEGRADE = b"x-edge-degrade"
 """`allow`: rather a shorter answer than none."""
+
+ONCE = frozenset(
+    (BUDGET_HEADER, POLICY_HEADER, SESSION, DEGRADE, b"authorization", b"content-type", b"content-encoding")
+)
+"""Fields that have one value: which of two was meant, only the client knows."""
 
 _MAX_REGIONS = 16
 _MAX_SESSION_BYTES = 256
@@ -28,6 +33,23 @@ class Controls(NamedTuple):
 
 
 _NONE = Controls()
+
+
+def fields_of(headers: Collection[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Field name -> value; what is a list may come in several lines (RFC 9110, section 5.3).
+
+    Raises ApiError 400 where a field that we act on is there twice.
+    """
+    fields = dict(headers)
+    if len(fields) == len(headers):
+        return fields
+    for name in fields:
+        values = [value for key, value in headers if key == name]
+        if len(values) > 1 and name in ONCE:
+            raise _refused(name, "is there more than once; send it once")
+        if name == REGION:
+            fields[name] = b",".join(values)
+    return fields
 
 
 def controls(fields: Mapping[bytes, bytes], regions: Collection[str]) -> Controls:

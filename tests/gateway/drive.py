@@ -111,10 +111,12 @@ def begin(
     method: str = "POST",
     path: str = "/v1/chat/completions",
     headers: Mapping[str, str] | None = None,
+    again: list[tuple[bytes, bytes]] | None = None,
     client: str = "127.0.0.1",
     pieces: list[bytes] | None = None,
 ) -> Exchange:
-    """Starts a request. `pieces`: its body as the listener hands it over, instead of `body` at once."""
+    """Starts a request. `again`: header fields behind those, of names that may be there already. `pieces`: its body as
+    the listener hands it over, instead of `body` at once."""
     raw = body if isinstance(body, bytes) else orjson.dumps(body)
     fields = {"host": "127.0.0.1:8080", "content-type": "application/json"} | {
         name.lower(): value for name, value in (headers or {}).items()
@@ -129,7 +131,7 @@ def begin(
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [(name.encode(), value.encode("latin-1")) for name, value in fields.items()],
+        "headers": [*((name.encode(), value.encode("latin-1")) for name, value in fields.items()), *(again or ())],
         "client": (client, 50000),
         "server": ("127.0.0.1", 8080),
         "extensions": {},

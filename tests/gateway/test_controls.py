@@ -76,3 +76,51 @@ async def test_a_draining_region_is_not_reached_by_a_pin(tmp_path: Path) -> None
         reply = await ask(e.app, chat("ok"), headers={"x-edge-region": "far"})
         assert (reply.status, reply.error["code"]) == (503, "no_node")
         assert e.far.chats == []
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("x-latency-budget-ms", "80", "800"),
+        ("x-latency-budget-ms", "80", "80"),
+        ("x-latency-policy", "refuse", ""),
+        ("x-session-id", "a", "b"),
+        ("x-edge-degrade", "allow", "allow"),
+        ("authorization", "Bearer a", "Bearer b"),
+        ("content-type", "application/json", "text/plain"),
+        ("content-encoding", "identity", "gzip"),
+    ],
+)
+async def test_a_field_that_is_there_twice_is_refused_by_name(
+    tmp_path: Path, name: str, first: str, second: str
+) -> None:
+    async with edge(tmp_path) as e:
+        reply = await ask(e.app, chat("ok"), headers={name: first}, again=[(name.encode(), second.encode())])
+        assert (reply.status, reply.error["param"]) == (400, name)
+        assert e.near.chats == e.far.chats == []
+
+
+async def test_regions_may_come_in_several_lines(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        e.far.overrides["ok"] = "500"
+        reply = await ask(e.app, chat("ok"), headers={"x-edge-region": "far"}, again=[(b"x-edge-region", b"near")])
+        assert (reply.status, reply.header(b"x-edge-region"), reply.header(b"x-edge-attempts")) == (200, b"near", b"2")
+
+
+async def test_fields_that_mean_nothing_to_us_may_come_twice(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        reply = await ask(e.app, chat("ok"), again=[(b"cookie", b"a=1"), (b"cookie", b"b=2"), (b"via", b"1.1 a")])
+        assert reply.status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_field_is_told_twice(tmp_path: Path, stream: bool) -> None:
+    """Neither to the node nor to the client."""
+    wishes = {"x-edge-region": "near", "x-latency-budget-ms": "80", "x-session-id": "s", "x-request-id": "r"}
+    async with edge(tmp_path) as e:
+        reply = await ask(e.app, chat("ok", stream=stream, priority=1), headers=wishes)
+        for fields in (reply.headers, e.near.chats[0].headers):
+            names = [name for name, _ in fields]
+            assert len(names) == len(set(names)), names
+        assert e.near.chats[0].header(b"x-latency-budget-ms") == b"80"
+        assert e.near.chats[0].header(b"x-edge-region") is None
