@@ -160,7 +160,7 @@ class NodeApp:
 
     async def _ready(self, exchange: Exchange) -> None:
         if self._node.state is not NodeState.READY or not self._node.alive:
-            raise ApiError(503, f"This node is {self._node.state}.", code=f"node_{self._node.state}")
+            raise ApiError(503, f"This node is {self._node.state}{self._node.why}.", code=f"node_{self._node.state}")
         await exchange.respond(200, b'{"status":"ready"}')
 
     async def _status(self, exchange: Exchange) -> None:
@@ -172,7 +172,7 @@ class NodeApp:
         from engine.metrics import exposition  # most nodes are never scraped
 
         accept = exchange.header(b"accept").decode("latin-1")
-        body, media_type = exposition(self._node.report(0.0), self._node.gauges, accept)
+        body, media_type = exposition(self._node.report(0.0), self._node.gauges, accept, self._node.gpu)
         await exchange.respond(200, body, ((b"content-type", media_type.encode()),))
 
     async def _events(self, exchange: Exchange) -> None:

@@ -12,13 +12,16 @@ from prometheus_client.registry import Collector
 
 from edgeproxy.protocol.node.report import NodeReport, NodeState
 from engine.gauges import Gauges, Histogram
+from engine.gpu.faults import KINDS
+from engine.gpu.view import GpuView
 
 
-def exposition(report: NodeReport, gauges: Gauges, accept: str) -> tuple[bytes, str]:
+def exposition(report: NodeReport, gauges: Gauges, accept: str, gpu: GpuView | None = None) -> tuple[bytes, str]:
     """Text in the format that `accept` asks for (Prometheus or OpenMetrics), and its media type."""
     encode, media_type = choose_encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families([*_state(report), *_blocks(report, gauges), *_work(report, gauges), *_use(gauges)]))
+    work = (*_work(report, gauges), *_use(gauges, gpu), *_gpu(gpu))
+    registry.register(_Families([*_state(report), *_blocks(report, gauges), *work]))
     return encode(registry), media_type
 
 
@@ -68,7 +71,7 @@ def _work(report: NodeReport, gauges: Gauges) -> Iterator[Metric]:
     yield _histogram("engine_wake_seconds", "ILD-wake: arrival at an idle engine to the first kernel", gauges.wake)
 
 
-def _use(gauges: Gauges) -> Iterator[Metric]:
+def _use(gauges: Gauges, gpu: GpuView | None) -> Iterator[Metric]:
     use = gauges.utilisation
     workers = CounterMetricFamily("engine_worker_cpu_seconds", "CPU time of a compute thread", labels=["worker"])
     for worker, seconds in enumerate(use.worker_s):
@@ -78,13 +81,43 @@ def _use(gauges: Gauges) -> Iterator[Metric]:
     yield _counter("engine_page_faults", "Minor and major, of the process", use.page_faults)
     for name, about, value in (
         ("engine_worker_busy_ratio", "Of busy time, what the compute threads ran on average", use.worker_busy),
-        ("engine_susi_ratio", "SUSI: 1 - deviation / mean of the compute threads' use", use.susi),
+        ("engine_susi_ratio", "SUSI: 1 - deviation / mean of use", use.susi if gpu is None else gpu.susi),
         ("engine_page_faults_per_token", "MPFR, of the last second of busy time", use.faults_per_token),
     ):
-        family = GaugeMetricFamily(name, about)
-        if value is not None:
-            family.add_metric([], value)
-        yield family
+        yield _known(name, about, value)
+
+
+def _gpu(gpu: GpuView | None) -> Iterator[Metric]:
+    """Names without values on the CPU, and for what cannot be found out."""
+    info = GaugeMetricFamily("engine_gpu_info", "Constant 1", labels=["name", "uuid", "watch", "sampling"])
+    memory = GaugeMetricFamily("engine_gpu_memory_bytes", "Of the device, by what holds it", labels=["state"])
+    links = GaugeMetricFamily("engine_gpu_pcie_lanes", "Of the link", labels=["state"])
+    generations = GaugeMetricFamily("engine_gpu_pcie_generation", "Of the link", labels=["state"])
+    events = CounterMetricFamily("engine_gpu_events", "Errors that the driver told of", labels=["kind"])
+    if gpu is not None:
+        info.add_metric([gpu.name, gpu.uuid, gpu.watch, gpu.sampling], 1)
+        if gpu.memory is not None:
+            memory.add_metric(["used"], gpu.memory.used)
+            memory.add_metric(["free"], gpu.memory.free)
+        for state, link in (("seen", gpu.link), ("possible", gpu.best_link)):
+            if link is not None:
+                links.add_metric([state], link.width)
+                generations.add_metric([state], link.generation)
+        for kind in KINDS.values():
+            events.add_metric([kind], gpu.events.get(kind, 0))
+    yield from (info, memory, links, generations, events)
+    sm, bandwidth, fault = (gpu.sm_busy, gpu.memory_busy, float(gpu.fault is not None)) if gpu else (None, None, None)
+    yield _known("engine_gpu_sm_busy_ratio", "SMs that were busy while steps ran", sm)
+    yield _known("engine_gpu_memory_busy_ratio", "Of the memory's bandwidth, in the last second", bandwidth)
+    yield _known("engine_gpu_fault", "1 where the device failed", fault)
+
+
+def _known(name: str, about: str, value: float | None) -> Metric:
+    """Without a value where there is none."""
+    family = GaugeMetricFamily(name, about)
+    if value is not None:
+        family.add_metric([], value)
+    return family
 
 
 def _gauge(name: str, about: str, value: float) -> Metric:

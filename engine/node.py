@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeproxy.protocol.node.report import NodeReport, NodeState
 from edgeproxy.protocol.openai.errors import ApiError
@@ -12,6 +12,10 @@ from engine.feed import BlockFeed
 from engine.gauges import Gauges, Utilisation
 from engine.loop import EngineLoop
 from engine.step import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from engine.gpu.monitor import Monitor
+    from engine.gpu.view import GpuView
 
 STALL_S = 30.0
 """An engine that gets nothing done for longer has hung: the node is not alive, whatever else it answers."""
@@ -30,10 +34,11 @@ class Node:
         self._state = NodeState.STARTING
         self._engine: EngineLoop | None = None
         self._chat: Chat | None = None
+        self._monitor: Monitor | None = None
 
-    def attach(self, engine: EngineLoop, chat: Chat) -> None:
-        """The model is in memory; the warm-up may begin."""
-        self._engine, self._chat = engine, chat
+    def attach(self, engine: EngineLoop, chat: Chat, monitor: Monitor | None = None) -> None:
+        """The model is in memory; the warm-up may begin. monitor: of the GPU that it is on, if it is."""
+        self._engine, self._chat, self._monitor = engine, chat, monitor
         self._state = NodeState.WARMING
 
     def ready(self) -> None:
@@ -50,6 +55,17 @@ class Node:
     def state(self) -> NodeState:
         failed = self._engine is not None and self._engine.failure is not None
         return NodeState.FAILED if failed else self._state
+
+    @property
+    def why(self) -> str:
+        """What an operator is to know of a node that is not ready, as the end of a sentence; mostly nothing."""
+        fault = self._monitor.fault if self._monitor is not None else None
+        return f", because of a fault of {fault}" if fault else ""
+
+    @property
+    def gpu(self) -> GpuView | None:
+        """None on the CPU."""
+        return self._monitor.view() if self._monitor is not None else None
 
     @property
     def alive(self) -> bool:
@@ -108,6 +124,7 @@ class Node:
         """The report and what only operators and tests ask for."""
         engine = self._engine
         gauges = self.gauges
+        gpu = self.gpu
         return {
             **asdict(self.report(handling_s)),
             "aborts": gauges.aborts,
@@ -121,18 +138,19 @@ class Node:
             "kvr": round(gauges.kvr, 4),
             "prefilled_tokens": gauges.prefilled,
             "generated_tokens": gauges.generated,
-            **_utilisation(gauges.utilisation),
+            **_utilisation(gauges.utilisation, gpu),
+            "gpu": gpu.status() if gpu is not None else None,
             "ild_gap": gauges.gap.view(),
             "ild_wake": gauges.wake.view(),
         }
 
 
-def _utilisation(found: Utilisation) -> dict[str, Any]:
+def _utilisation(found: Utilisation, gpu: GpuView | None) -> dict[str, Any]:
     return {
         "busy_s": round(found.busy_s, 3),
         "worker_s": [round(seconds, 3) for seconds in found.worker_s],
         "worker_busy": _rounded(found.worker_busy),
-        "susi": _rounded(found.susi),
+        "susi": _rounded(found.susi if gpu is None else gpu.susi),
         "page_faults": found.page_faults,
         "mpfr": _rounded(found.faults_per_token),
     }

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from engine.executor.base import Executor
+    from engine.gpu.monitor import Monitor
 
 
 FAILED_DRAIN_S = 1.0
@@ -65,7 +66,7 @@ class ServeOptions:
 
 
 def serve(options: ServeOptions, start: Start) -> int:
-    """Runs a node until a signal (0) or a failure of the engine (1). Raises StartError.
+    """Runs a node until a signal (0) or a failure of the engine or its GPU (1). Raises StartError.
 
     start: has begun already, and goes on while this module is loaded and listens.
     """
@@ -95,6 +96,7 @@ async def _serve(options: ServeOptions, start: Start) -> int:
     answering = asyncio.create_task(_answering(app, listener, ready))
     engine: EngineLoop | None = None
     watch: asyncio.Task[None] | None = None
+    gpu = _GpuWatch(None)
     flush_s = min(FLUSH_S, options.drain_s / 2) if options.kv_store else 0.0
     try:
         await _first(_ended(start), signals.stop.wait())
@@ -103,27 +105,31 @@ async def _serve(options: ServeOptions, start: Start) -> int:
         opened = start.result()
         engine = _engine(options, opened.executor)
         engine.start()
+        gpu = _GpuWatch(opened.monitor)
         watch = asyncio.create_task(_end_if_stalled(engine, options.stall_s))
         rehearsals = asyncio.create_task(_rehearse(Rehearsal(engine, opened.text), engine))
-        node.attach(engine, Chat(engine, opened.text.tokenizer, opened.text.template))
+        node.attach(engine, Chat(engine, opened.text.tokenizer, opened.text.template), opened.monitor)
         node.ready()
         ready.set()
         print(f"ready: {options.model_id} ({engine.numerics}) {_took(start)}", flush=True)
         if residency := await asyncio.to_thread(opened.executor.residency):
             print(residency, flush=True)
-        await _first(signals.stop.wait(), engine.failed.wait())
+        gpu.start(engine)
+        await _first(signals.stop.wait(), engine.failed.wait(), gpu.failed.wait())
+        gpu.tell()
         node.drain()
         rehearsals.cancel()
         drain_s = FAILED_DRAIN_S if engine.failed.is_set() else options.drain_s - flush_s
         with suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 await _first(app.quiet(), signals.hurry.wait())
-        return 1 if engine.failed.is_set() else 0
+        return 1 if engine.failed.is_set() or gpu.failed.is_set() else 0
     finally:
         if engine is not None:
             await asyncio.to_thread(engine.stop, flush_s)  # the event loop goes on watching it
         if watch is not None:
             watch.cancel()
+        await asyncio.to_thread(gpu.close)
         ready.set()
         await (await answering).shutdown([listener])
 
@@ -198,6 +204,34 @@ async def _answering(app: NodeApp, listener: socket.socket, ready: asyncio.Event
 def _took(start: Start) -> str:
     parts = ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in start.phases)
     return f"after {startup.process_age() * 1000:.0f} ms: {parts}"
+
+
+class _GpuWatch:
+    """What the node's end has to do with its GPU, if it is on one."""
+
+    def __init__(self, monitor: Monitor | None) -> None:
+        self._monitor = monitor
+        self.failed = asyncio.Event()
+        """Nothing more is to be computed on it."""
+
+    def start(self, engine: EngineLoop) -> None:
+        """Tells what was found at start, and watches from now on."""
+        if self._monitor is None:
+            return
+        for note in self._monitor.notes:
+            print(note, file=sys.stderr, flush=True)
+        loop = asyncio.get_running_loop()
+        use = engine.gauges.utilisation
+        self._monitor.start(lambda: use.busy_s, lambda: _call(loop, self.failed.set), engine.now)
+
+    def tell(self) -> None:
+        """Why the node drains, where that is the GPU."""
+        if self._monitor is not None and self.failed.is_set():
+            print(f"draining: {self._monitor.fault}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
 
 
 class _Signals:

@@ -24,6 +24,7 @@ from engine.warmup import WarmUp
 if TYPE_CHECKING:
     from engine.executor.base import Executor
     from engine.executor.native import NativeExecutor
+    from engine.gpu.monitor import Monitor
     from engine.text.template import ChatTemplate
     from engine.text.tokenizer import Tokenizer
 
@@ -79,6 +80,8 @@ class Opened(NamedTuple):
 
     executor: Executor
     text: Text
+    monitor: Monitor | None = None
+    """Of the GPU that the executor is on; whoever takes it starts and closes it."""
 
 
 class _Abandoned(Exception):
@@ -116,6 +119,8 @@ class Start:
         self._thread.join(END_S)
         if self._opened is not None:
             self._opened.executor.close()
+            if self._opened.monitor is not None:
+                self._opened.monitor.close()
             self._opened = None
 
     def then(self, callback: Callable[[], None]) -> None:

@@ -49,6 +49,9 @@ PURE = [
     "engine/sequence.py",
     "engine/step.py",
     "engine/model/layout.py",
+    "engine/gpu/faults.py",
+    "engine/gpu/fit.py",
+    "engine/gpu/view.py",
 ]
 IMPURE = {"asyncio", "socket", "threading", "time", "datetime", "random", "torch", "httpx", "subprocess", "os", "io"}
 

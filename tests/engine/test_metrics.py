@@ -10,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 
 from edgeproxy.protocol.node.report import NodeReport, NodeState
 from engine.gauges import Gauges
+from engine.gpu.device import Link, Memory
+from engine.gpu.view import GpuView
 from engine.metrics import exposition
 from engine.orca import load_metrics
 from engine.text.template import ChatTemplate
@@ -53,8 +55,8 @@ def measured() -> Gauges:
     return gauges
 
 
-def samples(accept: str = "", gauges: Gauges | None = None) -> dict[str, float]:
-    return read(exposition(report(), gauges or measured(), accept)[0], accept)
+def samples(accept: str = "", gauges: Gauges | None = None, gpu: GpuView | None = None) -> dict[str, float]:
+    return read(exposition(report(), gauges or measured(), accept, gpu)[0], accept)
 
 
 def read(body: bytes, accept: str) -> dict[str, float]:
@@ -88,6 +90,38 @@ def test_what_is_told_is_what_is_known(accept: str) -> None:
 
 def test_what_was_not_measured_is_not_told() -> None:
     assert not {"engine_susi_ratio", "engine_worker_busy_ratio"} & samples(gauges=Gauges()).keys()
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+def test_of_a_gpu_what_is_known_is_told_and_susi_is_its_own(accept: str) -> None:
+    view = GpuView(
+        watch="watched",
+        sampling="sampled",
+        name="H100",
+        uuid="GPU-1",
+        memory=Memory(100, 60, 40),
+        link=Link(4, 8),
+        best_link=Link(5, 16),
+        sm_busy=0.9,
+        susi=0.8,
+        memory_busy=0.7,
+        events={"xid": 2},
+        fault="GPU 0: Xid 79",
+    )
+    found = samples(accept, gpu=view)
+    assert found["engine_gpu_infoGPU-1H100sampledwatched"] == 1
+    assert [found[f"engine_gpu_memory_bytes{state}"] for state in ("used", "free")] == [40, 60]
+    assert [found[f"engine_gpu_pcie_lanes{state}"] for state in ("seen", "possible")] == [8, 16]
+    assert [found[f"engine_gpu_pcie_generation{state}"] for state in ("seen", "possible")] == [4, 5]
+    assert (found["engine_gpu_sm_busy_ratio"], found["engine_gpu_memory_busy_ratio"]) == (0.9, 0.7)
+    assert (found["engine_gpu_events_totalxid"], found["engine_gpu_events_totalecc"]) == (2, 0)
+    assert (found["engine_susi_ratio"], found["engine_gpu_fault"]) == (0.8, 1)
+
+
+def test_of_a_gpu_what_is_not_known_is_not_told() -> None:
+    found = samples(gpu=GpuView(watch="no_library", sampling="no_library"))
+    assert found["engine_gpu_fault"] == 0
+    assert not {"engine_susi_ratio", "engine_gpu_sm_busy_ratio", "engine_gpu_memory_bytesused"} & found.keys()
 
 
 async def test_a_scrape_needs_the_token_where_there_is_one(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
