@@ -182,6 +182,11 @@ class Quic(QuicConnection):
         return self._idle_timeout()
 
     @property
+    def awaits_acknowledgement(self) -> bool:
+        """Something is on its way that a living peer answers."""
+        return self._loss.bytes_in_flight > 0
+
+    @property
     def rtt(self) -> float | None:
         """Smoothed round trip in seconds (RFC 9002 section 5.3); None before the first sample."""
         return self._loss._rtt_smoothed if self._loss._rtt_initialized else None

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from math import inf
 from typing import Any, cast
 
 from aioquic.h3.connection import ErrorCode
 from aioquic.h3.events import DataReceived, H3Event, Headers, HeadersReceived
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.events import HandshakeCompleted, QuicEvent, StopSendingReceived, StreamReset
+from aioquic.quic.events import HandshakeCompleted, PingAcknowledged, QuicEvent, StopSendingReceived, StreamReset
 
 from edgeproxy.client.aioquic_internals import H3, MessageRefused, Quic
 
 HEAD_BYTES = 64 * 1024
 FIELDS = 256
 UNSENT_BYTES = 256 * 1024
+QUIET_S = 15.0
+"""A connection that has heard nothing for so long may be cut off without knowing it; while requests wait on it, it is
+asked for a sign of life in time."""
+LOST_S = 6.0
+"""Nothing heard for so long while something waits for an acknowledgement: the peer is out of reach."""
 _TIMER_SLACK_S = 0.001
 
 
@@ -140,6 +146,8 @@ class Connection(asyncio.DatagramProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._transmitting = False
         self._retired = False
+        self._heard = self._asked = time.monotonic()
+        self._ping: asyncio.Future[bool] | None = None
 
     @classmethod
     async def connect(cls, configuration: QuicConfiguration, address: tuple[Any, ...]) -> Connection:
@@ -161,6 +169,24 @@ class Connection(asyncio.DatagramProtocol):
     @property
     def usable(self) -> bool:
         return self._h3 is not None and not self._h3.going_away and not self.quic.ended
+
+    @property
+    def lost(self) -> bool:
+        """It ended, and the peer has not said that it should."""
+        return self.quic.ended and self._h3 is not None and not self._h3.going_away
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing has been heard for a while: `ping` before a request that must not be lost."""
+        return time.monotonic() - self._heard > QUIET_S
+
+    async def ping(self) -> bool:
+        """A round trip; False where the connection ends instead."""
+        if self._ping is None:
+            self._ping = self._loop.create_future()
+            self.quic.send_ping(0)
+            self.transmit_soon()
+        return await asyncio.shield(self._ping)
 
     def request(self, headers: Headers, end: bool) -> Exchange:
         stream_id = self.quic.get_next_available_stream_id()
@@ -192,6 +218,7 @@ class Connection(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes | str, _: object) -> None:
         assert isinstance(data, bytes)
+        self._heard = time.monotonic()
         self.quic.receive_datagram(data, self._address, now=time.monotonic())
         self._take_events()
         self.transmit_soon()
@@ -213,6 +240,8 @@ class Connection(asyncio.DatagramProtocol):
         self._transmitting = False
         if self._transport is None:
             return
+        if not self.quic.awaits_acknowledgement:
+            self._asked = time.monotonic()
         for data, _ in self.quic.datagrams_to_send(now=time.monotonic()):
             self._transport.sendto(data)
         for exchange in self.writing:
@@ -222,7 +251,13 @@ class Connection(asyncio.DatagramProtocol):
         elif (at := self.quic.get_timer()) is not None:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(at, self._fired)
+            self._timer = self._loop.call_at(min(at, self._check_at()), self._fired)
+
+    def _check_at(self) -> float:
+        """When the peer's silence is to be looked at."""
+        if self.quic.awaits_acknowledgement:
+            return max(self._heard, self._asked) + LOST_S
+        return self._heard + QUIET_S if self.exchanges else inf
 
     def _fired(self) -> None:
         self._timer = None
@@ -230,12 +265,21 @@ class Connection(asyncio.DatagramProtocol):
         if at is not None and at <= now + _TIMER_SLACK_S:
             self.quic.handle_timer(max(at, now))
             self._take_events()
+        if self.usable and now >= self._check_at() - _TIMER_SLACK_S:
+            self._silent()
         self._transmit()
+
+    def _silent(self) -> None:
+        if self.quic.awaits_acknowledgement:
+            self.quic.close(error_code=ErrorCode.H3_NO_ERROR, reason_phrase=f"nothing heard for {LOST_S:g} s")
+        else:
+            self.quic.send_ping(0)
 
     def _end(self) -> None:
         failure = StreamFailed(f"HTTP/3 connection closed: {self.quic.end_reason}")
         if not self.connected.done():
             self.connected.set_exception(ConnectionError(str(failure)))
+        self._pinged(False)
         for exchange in self.exchanges.values():
             exchange.fail(failure)
         if self._timer is not None:
@@ -246,6 +290,11 @@ class Connection(asyncio.DatagramProtocol):
 
     # ---- events
 
+    def _pinged(self, alive: bool) -> None:
+        if self._ping is not None:
+            self._ping.set_result(alive)
+            self._ping = None
+
     def _take_events(self) -> None:
         while (event := self.quic.next_event()) is not None:
             self._event(event)
@@ -255,6 +304,8 @@ class Connection(asyncio.DatagramProtocol):
             self._h3 = H3(self.quic, head_bytes=HEAD_BYTES, fields=FIELDS)
             if not self.connected.done():
                 self.connected.set_result(None)
+        elif isinstance(event, PingAcknowledged):
+            self._pinged(True)
         elif self._h3 is not None:
             for message in self._h3.handle_event(event):
                 self._message(message)

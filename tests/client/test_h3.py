@@ -7,12 +7,11 @@ import socket
 from collections.abc import AsyncIterator
 
 import httpx
-import openai
 import pytest
 from aioquic.quic.configuration import QuicConfiguration
 
 from edgeproxy.client.connection import Connection, StreamFailed
-from edgeproxy.client.h3 import H3Transport
+from edgeproxy.client.httpx import AsyncClient, AsyncTransport
 from edgeproxy.wire.ingress import Scope, ingress
 from edgeproxy.wire.limits import KIB, Limits
 from edgeproxy.wire.service import Receive, Send
@@ -23,8 +22,8 @@ from tests.client.h3_peer import post
 BIG = bytes(range(256)) * 4096
 
 
-def client(edge: Edge, **options: object) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=H3Transport(verify=edge.ca), base_url=edge.url, timeout=20, **options)  # type: ignore[arg-type]
+def client(edge: Edge) -> AsyncClient:
+    return AsyncClient(verify=edge.ca, only=True, base_url=edge.url, timeout=20)
 
 
 @pytest.mark.parametrize("path", ["/whole", "/stream"])
@@ -169,7 +168,7 @@ async def test_a_certificate_of_another_authority_is_refused(
     stranger = make_dev_certificate(tmp_path_factory.mktemp("stranger"))
     async with (
         serving(echo, certificate) as edge,
-        httpx.AsyncClient(transport=H3Transport(verify=stranger.ca)) as http,
+        httpx.AsyncClient(transport=AsyncTransport(verify=stranger.ca, only=True)) as http,
     ):
         with pytest.raises(httpx.ConnectError, match="certificate"):
             await http.get(edge.url)
@@ -179,7 +178,7 @@ async def test_nobody_listening_is_a_connect_error() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    async with httpx.AsyncClient(transport=H3Transport(), timeout=20) as http:
+    async with httpx.AsyncClient(transport=AsyncTransport(only=True), timeout=20) as http:
         with pytest.raises(httpx.ConnectError):
             await http.get(f"https://127.0.0.1:{port}/")
 
@@ -202,7 +201,9 @@ async def test_a_server_that_does_not_answer_is_a_timeout(certificate: DevCertif
     probe = Probe()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mute:
         mute.bind(("127.0.0.1", 0))
-        async with httpx.AsyncClient(transport=H3Transport(), timeout=httpx.Timeout(20, connect=0.01)) as http:
+        async with httpx.AsyncClient(
+            transport=AsyncTransport(only=True), timeout=httpx.Timeout(20, connect=0.01)
+        ) as http:
             with pytest.raises(httpx.ConnectTimeout):
                 await http.get(f"https://127.0.0.1:{mute.getsockname()[1]}/")
     async with serving(probe.wait, certificate) as edge, client(edge) as http:
@@ -212,30 +213,6 @@ async def test_a_server_that_does_not_answer_is_a_timeout(certificate: DevCertif
 
 
 async def test_plain_http_is_refused() -> None:
-    async with httpx.AsyncClient(transport=H3Transport()) as http:
+    async with httpx.AsyncClient(transport=AsyncTransport(only=True)) as http:
         with pytest.raises(httpx.UnsupportedProtocol):
             await http.get("http://127.0.0.1/")
-
-
-async def test_an_openai_client_streams_over_http3(certificate: DevCertificate) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["path"] == "/v1/chat/completions"
-        await read_body(receive)
-        head = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":'
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
-        for word in (b"over", b" h3"):
-            event = head + b'[{"index":0,"delta":{"content":"%b"}}]}\n\n' % word
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
-
-    async with serving(app, certificate) as edge, client(edge) as http:
-        sdk = openai.AsyncOpenAI(
-            base_url=edge.url + "/v1",
-            api_key="none",
-            http_client=http,  # type: ignore[arg-type]
-        )
-        stream = await sdk.chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "hello"}], stream=True
-        )
-        words = [chunk.choices[0].delta.content async for chunk in stream]
-    assert words == ["over", " h3"]
