@@ -1,0 +1,53 @@
+"""x @ w.T, for weights of 16 or 32 bits and for those of 8 and 4.
+
+Why not torch.matmul: cuBLAS chooses its kernel, and with it the order of additions, by the number of rows, so that a
+sequence's bits would depend on what runs beside it. Here each element is one chain: its K in ascending order, in the
+accumulator of one tensor-core instruction, whatever the tile. Two tiles are used, a narrow one for few rows (which
+reads the weights once, over many programs) and a wide one for many; a test of the compiled
+code holds both to one instruction (tests/engine/executor/gpu/compile_kernels.py).
+"""
+
+import triton
+import triton.language as tl
+
+from engine.executor.kernels.dequantise import load_tile
+
+
+@triton.jit(do_not_specialize=["rows"])
+def matmul(x, w, out, rows, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """x [rows, K], w [N, K] of one dtype -> out [rows, N]. Grid: tiles of rows first, so that neighbours share
+    weights."""
+    m = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
+    n = (tl.program_id(1) * BN + tl.arange(0, BN)).to(tl.int64)
+    k = tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, BK):
+        inside = start + k < K
+        a = tl.load(x + m[:, None] * K + start + k[None, :], mask=(m < rows)[:, None] & inside[None, :], other=0.0)
+        b = tl.load(w + n[None, :] * K + start + k[:, None], mask=(n < N)[None, :] & inside[:, None], other=0.0)
+        acc = tl.dot(a, b, acc, input_precision="ieee")
+    _store(acc, out, m, n, rows, N)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def matmul_quantised(
+    x, levels, scales, minimums, out, rows,
+    N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The same for weights of BITS bits (dequantise.py), rounded to x's dtype before they are multiplied."""
+    m = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, BK):
+        inside = start + k < K
+        a = tl.load(x + m[:, None] * K + start + k[None, :], mask=(m < rows)[:, None] & inside[None, :], other=0.0)
+        b = load_tile(levels, scales, minimums, n, start, K, BITS, BN, BK, n < N)
+        acc = tl.dot(a, tl.trans(b.to(a.dtype)), acc, input_precision="ieee")
+    _store(acc, out, m, n, rows, N)
+
+
+@triton.jit
+def _store(acc, out, m, n, rows, N: tl.constexpr):
+    at = out + m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < N)[None, :])
