@@ -49,6 +49,8 @@ PURE = [
     "engine/sequence.py",
     "engine/step.py",
     "engine/model/layout.py",
+    "engine/model/gpu_layout.py",
+    "engine/executor/plans.py",
     "engine/gpu/faults.py",
     "engine/gpu/fit.py",
     "engine/gpu/view.py",

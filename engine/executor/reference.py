@@ -21,6 +21,7 @@ from torch import Tensor
 
 from engine.executor.base import Executor, Limits
 from engine.executor.llama import EXACT, Emulation, Llama
+from engine.executor.plans import check, check_block
 from engine.executor.sampling import logprobs, sample
 from engine.model.arch import llama_config
 from engine.model.gguf import read
@@ -79,7 +80,7 @@ class ReferenceExecutor(Executor):
     def submit(self, plan: StepPlan) -> None:
         if len(self._plans) >= self.depth:
             raise RuntimeError(f"{self.depth} steps are submitted already; collect one first")
-        self._check(plan)
+        check(plan, self._limits, self._slots, lambda slot: self._slots[slot].samples)
         for row in plan.rows:
             if row.opens is not None:
                 self._slots[row.slot] = _Slot(row.opens, list(row.history))
@@ -126,11 +127,11 @@ class ReferenceExecutor(Executor):
         return self._model.block_bytes
 
     def read_block(self, block: int) -> bytes:
-        self._check_block(block)
+        check_block(block, self._limits)
         return self._model.read_block(block)
 
     def write_block(self, block: int, content: bytes | memoryview) -> None:
-        self._check_block(block)
+        check_block(block, self._limits)
         if len(content) != self.block_bytes:
             raise ValueError(f"a block has {self.block_bytes} bytes, not {len(content)}")
         self._model.write_block(block, content)
@@ -177,46 +178,3 @@ class ReferenceExecutor(Executor):
         slot.ended = slot.last in sampling.stop_ids
         told = () if sampling.logprobs is None else (logprobs(logits.numpy(), slot.last, sampling.logprobs),)
         return RowResult(row.slot, (slot.last,), Finish.STOP if slot.ended else None, told)
-
-    def _check(self, plan: StepPlan) -> None:
-        limits = self._limits
-        if sum(row.count for row in plan.rows) > limits.step_tokens:
-            raise ValueError(f"step {plan.step}: more than {limits.step_tokens} tokens")
-        if len({row.slot for row in plan.rows}) < len(plan.rows):
-            raise ValueError(f"step {plan.step}: a slot has two rows")
-        for row in plan.rows:
-            if problem := self._problem(row):
-                raise ValueError(f"step {plan.step}, slot {row.slot}: {problem}")
-        written = [block for row in plan.rows for block in _written(row)]
-        if len(set(written)) < len(written):
-            raise ValueError(f"step {plan.step}: a block is written twice")
-
-    def _check_block(self, block: int) -> None:
-        if not 0 <= block < self._limits.blocks:
-            raise ValueError(f"block {block} is outside the pool of {self._limits.blocks}")
-
-    def _problem(self, row: Row) -> str | None:
-        limits, end = self._limits, row.start + row.count
-        if not 0 <= row.slot < limits.slots:
-            return f"there are {limits.slots} slots"
-        if row.start < 0 or end > limits.context:
-            return f"positions {row.start} to {end} of a context of {limits.context}"
-        if len(row.blocks) * BLOCK_TOKENS < end:
-            return f"{len(row.blocks)} blocks do not cover {end} positions"
-        if not all(0 <= block < limits.blocks for block in row.blocks):
-            return f"a block is outside the pool of {limits.blocks}"
-        if not all(0 <= token < limits.vocab for token in row.tokens):
-            return f"a token is outside the vocabulary of {limits.vocab}"
-        slot = self._slots.get(row.slot)
-        if row.opens is None and slot is None:
-            return "the first row of a sequence must open its slot"
-        if row.opens is not None and row.opens.penalises and len(row.history) < row.start + len(row.tokens):
-            return "it penalises, but its history ends before its tokens do"
-        if not row.tokens and (row.opens is not None or (slot is not None and not slot.samples)):
-            return "a decode row needs a token that was sampled before"
-        return None
-
-
-def _written(row: Row) -> tuple[int, ...]:
-    """The blocks that hold the row's own positions."""
-    return row.blocks[row.start // BLOCK_TOKENS : -(-(row.start + row.count) // BLOCK_TOKENS)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.executor.gpu.matrix import Matrix
@@ -13,13 +14,12 @@ from engine.executor.kernels import adjust as adjusting
 from engine.executor.kernels import attention, embed, matmul, norm, outcome, rope, swiglu
 from engine.executor.kernels import draw as drawing
 from engine.model.arch import LlamaConfig
+from engine.model.gpu_layout import PART
 from engine.step import BLOCK_TOKENS
 
 EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 """Each operation rounds once, in whatever kernel it stands."""
 VOCAB_BLOCK = 4096
-PART = 1024
-"""Positions that one program of attention goes through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ def power(number: int) -> int:
 
 
 def multiply(tiles: Tiles, x: Tensor, w: Matrix, out: Tensor) -> None:
-    """x [rows, cols] -> out [rows, w.rows]"""
+    """x [rows, cols] -> out [rows, w.rows], which may be columns of a wider tensor"""
     rows = len(x)
     if w.bits in (4, 8):
         tile = tiles.quantised
         grid = (-(-rows // tile.rows), -(-w.rows // tile.cols))
         matmul.matmul_quantised[grid](
             x, w.values, w.scales, w.minimums, out, rows,
-            N=w.rows, K=w.cols, BITS=w.bits, BM=tile.rows, BN=tile.cols, BK=tile.depth,
+            N=w.rows, K=w.cols, STRIDE=out.stride(0), BITS=w.bits, BM=tile.rows, BN=tile.cols, BK=tile.depth,
             num_warps=tile.warps, num_stages=tile.stages, **EXACT,
         )  # fmt: skip
         return
@@ -78,7 +78,7 @@ def multiply(tiles: Tiles, x: Tensor, w: Matrix, out: Tensor) -> None:
     grid = (-(-rows // tile.rows), -(-w.rows // tile.cols))
     matmul.matmul[grid](
         x, w.values, out, rows,
-        N=w.rows, K=w.cols, BM=tile.rows, BN=tile.cols, BK=tile.depth,
+        N=w.rows, K=w.cols, STRIDE=out.stride(0), BM=tile.rows, BN=tile.cols, BK=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages, **EXACT,
     )  # fmt: skip
 
@@ -215,3 +215,16 @@ def tell(
         logits, choice, sampled.slots, state.ints, ids, logprobs,
         VOCAB=vocab, BLOCK=min(VOCAB_BLOCK, power(vocab)), num_warps=8, **EXACT,
     )  # fmt: skip
+
+
+def agree(device: torch.device, tiles: Tiles, dtype: torch.dtype = torch.bfloat16) -> bool:
+    """Whether the wide tile gives the narrow one's bits on this device: on numbers of which another order would
+    show."""
+    source = torch.Generator(device).manual_seed(1)
+    rows, cols, depth = tiles.wide.rows, 2 * tiles.wide.cols, 2048
+    x, w = (torch.randn(n, depth, device=device, generator=source).to(dtype) for n in (rows, cols))
+    found = torch.empty(2, rows, cols, device=device)
+    matrix = Matrix(cols, depth, 16, w, w, w)
+    for out, tile in zip(found, (tiles.narrow, tiles.wide), strict=True):
+        multiply(Tiles(tile, tile, tile, tiles.widen_at), x, matrix, out)
+    return torch.equal(found[0], found[1])

@@ -14,9 +14,12 @@ from engine.executor.kernels.dequantise import load_tile
 
 
 @triton.jit(do_not_specialize=["rows"])
-def matmul(x, w, out, rows, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """x [rows, K], w [N, K] of one dtype -> out [rows, N]. Grid: tiles of rows first, so that neighbours share
-    weights."""
+def matmul(
+    x, w, out, rows,
+    N: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """x [rows, K], w [N, K] of one dtype -> out [rows, N], whose rows are STRIDE apart. Grid: tiles of rows
+    first, so that neighbours share weights."""
     m = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
     n = (tl.program_id(1) * BN + tl.arange(0, BN)).to(tl.int64)
     k = tl.arange(0, BK)
@@ -26,13 +29,14 @@ def matmul(x, w, out, rows, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, 
         a = tl.load(x + m[:, None] * K + start + k[None, :], mask=(m < rows)[:, None] & inside[None, :], other=0.0)
         b = tl.load(w + n[None, :] * K + start + k[:, None], mask=(n < N)[None, :] & inside[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision="ieee")
-    _store(acc, out, m, n, rows, N)
+    _store(acc, out, m, n, rows, N, STRIDE)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def matmul_quantised(
     x, levels, scales, minimums, out, rows,
-    N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, BITS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The same for weights of BITS bits (dequantise.py), rounded to x's dtype before they are multiplied."""
     m = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
@@ -44,10 +48,10 @@ def matmul_quantised(
         a = tl.load(x + m[:, None] * K + start + k[None, :], mask=(m < rows)[:, None] & inside[None, :], other=0.0)
         b = load_tile(levels, scales, minimums, n, start, K, BITS, BN, BK, n < N)
         acc = tl.dot(a, tl.trans(b.to(a.dtype)), acc, input_precision="ieee")
-    _store(acc, out, m, n, rows, N)
+    _store(acc, out, m, n, rows, N, STRIDE)
 
 
 @triton.jit
-def _store(acc, out, m, n, rows, N: tl.constexpr):
-    at = out + m.to(tl.int64)[:, None] * N + n[None, :]
+def _store(acc, out, m, n, rows, N: tl.constexpr, STRIDE: tl.constexpr):
+    at = out + m.to(tl.int64)[:, None] * STRIDE + n[None, :]
     tl.store(at, acc.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < N)[None, :])

@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
 def products(tiles: dict[str, Tile]) -> Iterator[Case]:
     for name, tile in tiles.items():
-        cut = {"N": 4096, "K": 4096, "BM": tile.rows, "BN": tile.cols, "BK": tile.depth}
+        cut = {"N": 4096, "K": 4096, "STRIDE": 6144, "BM": tile.rows, "BN": tile.cols, "BK": tile.depth}
         options = {"num_warps": tile.warps, "num_stages": tile.stages}
         if name == "quantised":
             for bits, level in ((8, "b"), (4, "u")):
