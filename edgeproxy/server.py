@@ -37,6 +37,7 @@ from edgeproxy.upstream.instruments import Instruments
 from edgeproxy.upstream.launch import Launcher
 from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.upstream.probe import Prober
+from edgeproxy.upstream.vigil import Vigil
 from edgeproxy.wire.certificates import Certificates
 from edgeproxy.wire.inherited import Inherited
 from edgeproxy.wire.limits import Limits
@@ -101,6 +102,7 @@ class Server:
             async with (
                 self._background(launcher.run()),
                 self._background(prober.run()),
+                self._background(Vigil(fleet).run()),
                 self._background(Follower(fleet).run()),
                 self._background(reload.watch()),
                 self._background(Instruments(fleet).run()),

@@ -86,6 +86,7 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
         raise _malformed("the node sent an event that is too long") from error
     call.sent_at = response.sent_at
     if isinstance(outcome, Begun):
+        response.replaceable = False
         outcome.numerics = numerics
     return outcome
 

@@ -32,6 +32,9 @@ _MAX_ACK_AGE_S = 30.0
 class Owner(Protocol):
     """The pool, as a connection sees it."""
 
+    heard_at: float
+    """When a byte came over any of its connections."""
+
     def released(self, connection: Connection) -> None: ...
     def lost(self, connection: Connection) -> None: ...
 
@@ -111,9 +114,10 @@ class Connection(asyncio.Protocol):
         return self._response is not None
 
     @property
-    def waiting(self) -> bool:
-        """For the head of a response."""
-        return self._response is not None and not self._response.status
+    def waiting_since(self) -> float | None:
+        """When what could still be asked of another node was sent; None where there is nothing of that kind."""
+        response = self._response
+        return response.sent_at if response is not None and response.replaceable else None
 
     @property
     def paused(self) -> bool:
@@ -179,6 +183,7 @@ class Connection(asyncio.Protocol):
         if not response.first_byte_at:
             response.first_byte_at = now
         self.deadline = now + self._limits.stall_s
+        self._owner.heard_at = now
         self._overhead += len(data)
         cause = self._parse(data)
         if response.complete:

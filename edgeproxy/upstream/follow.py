@@ -58,6 +58,7 @@ class Follower:
         known = [(b"last-event-id", last.encode())] if last is not None else []
         headers = [*node.headers, (b"accept", MEDIA_TYPE), *known]
         response = await node.pool.request(b"GET", EVENTS, headers)
+        response.replaceable = False
         with contextlib.closing(response):
             if response.status == 200 and media_type(find(response.headers, b"content-type")) == MEDIA_TYPE:
                 await self._apply(node, response)

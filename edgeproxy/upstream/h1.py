@@ -13,6 +13,7 @@ import ssl
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic
 
 from edgeproxy.upstream.connection import HOP_BY_HOP, Connection
@@ -66,6 +67,8 @@ class Pool:
         """Places given to those in line who have not begun to connect."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
+        self.heard_at = -inf
+        """When the node was heard last, on whatever connection."""
 
     @property
     def idle(self) -> int:
@@ -106,10 +109,19 @@ class Pool:
                 return
             self._rest(await self._connect(), 0)  # below those that have served: these are a reserve
 
+    def silent_s(self, now: float) -> float:
+        """For how long an exchange that could be tried elsewhere has waited without a byte from the node on any
+        connection; 0 where none waits."""
+        if now <= self.heard_at:
+            return 0.0
+        waiting = [since for connection in self._connections if (since := connection.waiting_since) is not None]
+        return now - max(self.heard_at, min(waiting)) if waiting else 0.0
+
     def fail_waiting(self, cause: str) -> None:
-        """Ends the exchanges that have no head yet with an UpstreamError, so that they can be tried elsewhere."""
+        """Ends the exchanges of which nothing has gone on yet with an UpstreamError, so that they can be tried
+        elsewhere."""
         for connection in list(self._connections):
-            if connection.waiting:
+            if connection.waiting_since is not None:
                 connection.fail(cause)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from edgeproxy.upstream.foreign import Foreign
 from edgeproxy.upstream.h1 import Response, UpstreamError
 from edgeproxy.upstream.node import Fleet, Node
 
-_TARGETS: dict[NodeKind, bytes] = {
+TARGETS: dict[NodeKind, bytes] = {
     "native": b"/readyz",
     "vllm": b"/health",
     "sglang": b"/health",
@@ -176,7 +176,7 @@ class Prober:
         return response.first_byte_at - response.sent_at - handling
 
     async def _ask(self, node: Node) -> Response:
-        response = await node.pool.request(b"GET", _TARGETS[node.config.kind], node.headers)
+        response = await node.pool.request(b"GET", TARGETS[node.config.kind], node.headers)
         with contextlib.closing(response):
             size = 0
             while data := await response.read():
@@ -189,7 +189,7 @@ class Prober:
 
     def _trouble(self, node: Node, status: int) -> str:
         """Why a node that answered is not fit; empty if it is."""
-        target = _TARGETS[node.config.kind].decode()
+        target = TARGETS[node.config.kind].decode()
         if status in (401, 403):
             return f"{target} answers {status}: it wants another key than the one in api_key_env"
         if status != 200:

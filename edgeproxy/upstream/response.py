@@ -61,6 +61,7 @@ class Response:
         "complete",
         "first_byte_at",
         "headers",
+        "replaceable",
         "reused",
         "sent_at",
         "status",
@@ -80,6 +81,8 @@ class Response:
         self._chunks: list[bytes] = []
         self.buffered = 0
         """Bytes of the body that have come and were not read."""
+        self.replaceable = True
+        """Nothing of it has gone on to anybody: where its node falls silent, another can be asked instead."""
         self.complete = False
         """The body has come to its end, read or not."""
         self._error: UpstreamError | None = None

@@ -41,6 +41,8 @@ class ListTransport(asyncio.Transport):
 
 
 class Owner:
+    heard_at = 0.0
+
     def __init__(self) -> None:
         self.events: list[str] = []
 

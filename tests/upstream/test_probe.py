@@ -187,6 +187,7 @@ async def test_what_waits_for_a_node_that_answers_no_probe_is_told_and_what_has_
         node = node_at(server.port)
         node.up(0.0)
         begun = await node.pool.request(b"GET", b"/begun")
+        begun.replaceable = False
         waiting = asyncio.create_task(node.pool.request(b"POST", b"/waiting", (), b"x"))
         await heads.acquire()
         await heads.acquire()

@@ -16,10 +16,13 @@ from edgeproxy.gateway.app import AsgiApp
 from edgeproxy.sim.relay import Relay
 from edgeproxy.upstream.node import Fleet, Node
 from edgeproxy.upstream.probe import ProbeLimits, Prober
+from edgeproxy.upstream.vigil import Vigil, VigilLimits
 from tests.fake_node import FakeNode
 from tests.gateway.drive import Lines, config
 
 PROBES = ProbeLimits(near_s=0.05, far_s=0.05, settling_s=0.02, timeout_s=0.3, first_retry_s=0.05, last_retry_s=0.1)
+
+VIGIL = VigilLimits(tick_s=0.02)
 
 
 @dataclass
@@ -50,7 +53,9 @@ class Wan:
 
 
 @asynccontextmanager
-async def wan(folder: Path, delays_ms: tuple[float, float], limits: GatewayLimits) -> AsyncIterator[Wan]:
+async def wan(
+    folder: Path, delays_ms: tuple[float, float], limits: GatewayLimits, probes: ProbeLimits = PROBES
+) -> AsyncIterator[Wan]:
     """Probes run, quickly. Both regions are ready, and the near one is home."""
     async with FakeNode() as near, FakeNode() as far:
         relays = [Relay("127.0.0.1", fake.port, ms / 1e3) for fake, ms in zip((near, far), delays_ms, strict=True)]
@@ -61,8 +66,9 @@ async def wan(folder: Path, delays_ms: tuple[float, float], limits: GatewayLimit
         fleet = Fleet.from_config(settings, token="t")
         lines, changed = Lines(folder), asyncio.Event()
         app, *_ = build(settings, fleet, Keys(), lines.log, Random(1), 1)
-        prober = Prober(fleet, rng=Random(1), changed=lambda node: changed.set(), limits=PROBES)
-        probes = asyncio.create_task(prober.run())
+        prober = Prober(fleet, rng=Random(1), changed=lambda node: changed.set(), limits=probes)
+        vigil = Vigil(fleet, limits=VIGIL)
+        watching = [asyncio.create_task(work.run()) for work in (prober, vigil)]
         first, second = fleet.nodes
         found = Wan(app, Region(near, relays[0], first), Region(far, relays[1], second), lines, changed)
         try:
@@ -70,8 +76,9 @@ async def wan(folder: Path, delays_ms: tuple[float, float], limits: GatewayLimit
                 await found.until(node, ready=True)
             yield found
         finally:
-            probes.cancel()
-            await asyncio.gather(probes, return_exceptions=True)
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
             fleet.close()
             for relay in relays:
                 relay.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,7 @@ from tests import fake_behaviours, fake_exchange
 from tests.fake_exchange import ANSWER, STREAM
 from tests.fake_native import Native, text_of
 from tests.gateway.drive import ask, begin, chat
-from tests.wan.distant import Wan, wan
+from tests.wan.distant import PROBES, Wan, wan
 
 QUICK = GatewayLimits(first_byte_s=0.5, stall_s=0.5, resume_after_s=0.3)
 SLOW = GatewayLimits(first_byte_s=60.0)
@@ -46,6 +47,19 @@ async def test_a_region_that_swallows_everything_is_not_seen(tmp_path: Path) -> 
         await w.until(w.near.node, ready=False)
         assert (await ask(w.app, chat("ok"))).body == ANSWER
         assert len(w.near.fake.chats) == 6, "nothing more is sent there"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_waits_in_a_region_that_falls_silent_does_not_wait_for_lost_probes(
+    stream: bool, tmp_path: Path
+) -> None:
+    async with wan(tmp_path, (5, 20), SLOW, replace(PROBES, lost=10**9)) as w:
+        waiting = begin(w.app, chat("slow", stream=stream))
+        await w.near.fake.until(lambda: len(w.near.fake.chats) == 1)
+        w.far.fake.gate.set()
+        w.near.swallow()
+        assert (await waiting.done()).status == 200
+        assert len(w.far.fake.chats) == 1
 
 
 async def test_a_half_open_connection_of_the_pool_fails_over(tmp_path: Path) -> None:
