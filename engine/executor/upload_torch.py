@@ -28,7 +28,7 @@ SLOT_BYTES: Final = 32 << 20
 THREADS: Final = 2
 """That copy pages into the ring: one is slower than the link of a recent device."""
 _REGISTER_READ_ONLY: Final = 8
-"""cudaHostRegisterReadOnly."""
+"""CU_MEMHOSTREGISTER_READ_ONLY."""
 _PAGEABLE_BY_HOST_TABLES: Final = 100
 _READ_ONLY_REGISTER: Final = 113
 """CUdevice_attribute: PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, READ_ONLY_HOST_REGISTER_SUPPORTED."""
@@ -123,19 +123,42 @@ class _Side:
         self._stream.synchronize()
 
 
+class Registry:
+    """Pages of this process that a device may read. The driver is called, and not the runtime through torch, which
+    would take a refusal by that one for an error of whatever it does next."""
+
+    def __init__(self, device: int, driver: Any = None) -> None:
+        """Raises UploadError where the device takes no read-only mappings."""
+        self._driver = driver if driver is not None else _driver()
+        for attribute, flags in ((_READ_ONLY_REGISTER, _REGISTER_READ_ONLY), (_PAGEABLE_BY_HOST_TABLES, 0)):
+            found = ctypes.c_int(0)
+            if self._driver.cuDeviceGetAttribute(ctypes.byref(found), attribute, device) == 0 and found.value:
+                self._flags = flags
+                return
+        raise UploadError("the device takes no read-only mappings")
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Raises UploadError: file systems may refuse to have their pages pinned."""
+        arguments = ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_uint(self._flags)
+        if code := self._driver.cuMemHostRegister_v2(*arguments):
+            raise UploadError(f"the driver refused the mapping with error {code}")
+
+    def unregister(self, address: int) -> None:
+        self._driver.cuMemHostUnregister(ctypes.c_void_p(address))
+
+
 class RegisteredUploader(Uploader):
     """Straight from pages that the device may read. All copies are enqueued by `begin`. CUDA alone; not run yet."""
 
-    def __init__(self, source: Tensor, target: Tensor, layers: Sequence[Span], flags: int) -> None:
-        """flags: of cudaHostRegister. Raises UploadError where the mapping cannot be registered: take the ring."""
+    def __init__(self, source: Tensor, target: Tensor, layers: Sequence[Span], registry: Registry) -> None:
+        """Raises UploadError where the mapping cannot be registered: take the ring."""
         self._source, self._target, self._layers = source, target, layers
         self._side = _Side(target, 0, len(layers))
         self._began = _event(timed=True)
         self._ended = _event(timed=True)
+        self._registry = registry
         self._address = source.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-        nbytes = source.data_ptr() + source.numel() - self._address
-        if code := int(_runtime().cudaHostRegister(self._address, nbytes, flags)):
-            raise UploadError(f"cudaHostRegister refused the mapping with error {code}")
+        registry.register(self._address, source.data_ptr() + source.numel() - self._address)
         self._registered = True
 
     def begin(self) -> None:
@@ -164,15 +187,14 @@ class RegisteredUploader(Uploader):
         if self._registered:
             self._registered = False
             self._side.synchronize()
-            _runtime().cudaHostUnregister(self._address)
+            self._registry.unregister(self._address)
 
 
 def uploader(source: Tensor, target: Tensor, layers: Sequence[Span]) -> Uploader:
     """The best way there is. source: [n] uint8, mapped; target: [n] uint8 on the device."""
-    flags = _register_flags(target.device.index or 0) if target.is_cuda else None
-    if flags is not None:
-        with suppress(UploadError, RuntimeError):  # a file system may refuse what the device can do
-            return RegisteredUploader(source, target, layers, flags)
+    if target.is_cuda:
+        with suppress(UploadError):  # no such device, or a file system that refuses what the device can do
+            return RegisteredUploader(source, target, layers, Registry(target.device.index or 0))
     return RingUploader(TorchTransport(source, target, len(layers)), layers, threads=THREADS)
 
 
@@ -215,23 +237,13 @@ def _part(whole: Tensor, piece: Span) -> Tensor:
     return whole[piece.offset : piece.offset + piece.nbytes]
 
 
-def _register_flags(device: int) -> int | None:
-    """Of cudaHostRegister for a read-only mapping; None where the device takes none. The driver is asked, since torch
-    does not tell."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    for attribute, flags in ((_READ_ONLY_REGISTER, _REGISTER_READ_ONLY), (_PAGEABLE_BY_HOST_TABLES, 0)):
-        found = ctypes.c_int(0)
-        if driver.cuDeviceGetAttribute(ctypes.byref(found), attribute, device) == 0 and found.value:
-            return flags
-    return None
-
-
 def _event(*, timed: bool = False) -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
 
 
-def _runtime() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+def _driver() -> Any:
+    """Raises UploadError."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise UploadError(f"there is no CUDA driver: {error}") from error

@@ -38,7 +38,7 @@ def use_native(module: Path) -> None:
     vars(engine)["_native"] = found
 
 
-def flipped(content: bytes, chance: random.Random, start: int, end: int) -> bytearray:
+def flipped(content: bytes, chance: random.Random, start: int, end: int) -> bytes:
     """A few bytes of [start, end) changed: bits, any value, or four or eight that are an interesting number."""
     damaged = bytearray(content)
     for _ in range(chance.choice((1, 1, 2, 8))):
@@ -52,7 +52,7 @@ def flipped(content: bytes, chance: random.Random, start: int, end: int) -> byte
                 size = 4 if kind == 2 else 8
                 value = chance.choice(INTERESTING) % (1 << 8 * size)
                 damaged[at : at + size] = value.to_bytes(size, "little")[: max(0, end - at)]
-    return damaged
+    return bytes(damaged)
 
 
 def renumbered(value: Any, chance: random.Random) -> Any:
@@ -128,7 +128,7 @@ def damages(gguf: bytes, image: bytes, chance: random.Random) -> list[tuple[Call
     return [
         (try_image, flipped(image, chance, 0, len(image))),
         (try_image, flipped(image, chance, PREAMBLE.size, offset)),
-        (try_image, with_header(image, bytes(flipped(header, chance, 0, len(header))))),
+        (try_image, with_header(image, flipped(header, chance, 0, len(header)))),
         (try_image, with_header(image, numbers)),
         (try_image, image[: chance.randrange(len(image))]),
         (try_gguf, flipped(gguf, chance, 0, head)),

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.executor.upload import RingUploader, Span
-from engine.executor.upload_torch import DeviceWeights, MappedBytes, TorchTransport, uploader
+from engine.executor.upload import RingUploader, Span, UploadError
+from engine.executor.upload_torch import DeviceWeights, MappedBytes, Registry, TorchTransport, uploader
 
 CPU = torch.device("cpu")
 
@@ -73,3 +74,41 @@ def test_a_layer_outside_of_the_file_is_refused(tmp_path: Path) -> None:
 def test_without_cuda_the_ring_is_chosen() -> None:
     source = torch.zeros(16, dtype=torch.uint8)
     assert isinstance(uploader(source, torch.empty_like(source), [Span(0, 16)]), RingUploader)
+
+
+class Driver:
+    """With these attributes of its device; `refuses`: the error with which it registers."""
+
+    def __init__(self, attributes: dict[int, int], refuses: int = 0) -> None:
+        self.registered: dict[int, tuple[int, int]] = {}
+        self._attributes, self._refuses = attributes, refuses
+
+    def cuDeviceGetAttribute(self, out: Any, attribute: int, device: int) -> int:
+        out._obj.value = self._attributes.get(attribute, 0)
+        return 0
+
+    def cuMemHostRegister_v2(self, address: Any, nbytes: Any, flags: Any) -> int:
+        if not self._refuses:
+            self.registered[address.value] = (nbytes.value, flags.value)
+        return self._refuses
+
+    def cuMemHostUnregister(self, address: Any) -> int:
+        del self.registered[address.value]
+        return 0
+
+
+@pytest.mark.parametrize(("attributes", "flags"), [({113: 1}, 8), ({100: 1}, 0), ({100: 1, 113: 1}, 8)])
+def test_pages_are_registered_as_the_device_takes_them(attributes: dict[int, int], flags: int) -> None:
+    driver = Driver(attributes)
+    registry = Registry(0, driver)
+    registry.register(4096, 100)
+    assert driver.registered == {4096: (100, flags)}
+    registry.unregister(4096)
+    assert not driver.registered
+
+
+def test_a_device_or_a_file_system_that_takes_no_mapping_is_told_from_an_error() -> None:
+    with pytest.raises(UploadError, match="takes no read-only mappings"):
+        Registry(0, Driver({}))
+    with pytest.raises(UploadError, match="refused the mapping with error 801"):
+        Registry(0, Driver({113: 1}, refuses=801)).register(4096, 100)
