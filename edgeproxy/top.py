@@ -100,7 +100,7 @@ def _requests(recent: deque[State]) -> Table:
     table = Table("request", "region", "reason", "runner-up", "status", box=None, padding=(0, 2, 0, 0))
     table.add_column("first token", justify="right")
     for request in reversed(recent):
-        first, other = request["first_token_s"], request["runner_up"]
+        first, other = request["wait_s"], request["runner_up"]
         late = first is not None and first > request["budget_s"]
         table.add_row(
             request["request_id"],

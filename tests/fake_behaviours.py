@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import orjson
 
-from tests.fake_exchange import ANSWER, DONE, FINISH, JSON, ROLE, SSE, STREAM, WORDS, Exchange, chunk, error_body
+from tests.fake_exchange import ANSWER, DONE, FINISH, JSON, ROLE, SSE, STREAM, USAGE, WORDS, Exchange, chunk, error_body
 
 
 async def ok(x: Exchange) -> None:
@@ -17,7 +17,8 @@ async def ok(x: Exchange) -> None:
         await x.whole(200, ANSWER, [*JSON, timing])
         return
     await x.head(200, [*SSE, timing])
-    await x.events(ROLE, *WORDS, FINISH, DONE)
+    counted = (x.received.json.get("stream_options") or {}).get("include_usage")
+    await x.events(ROLE, *WORDS, FINISH, *([USAGE] if counted else []), DONE)
     await x.end()
 
 

@@ -103,6 +103,7 @@ def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> byte
 ROLE = chunk({"role": "assistant", "content": ""})
 WORDS = [chunk({"content": text}) for text in ("Hello", ", ", "wörld 🌍")]
 FINISH = chunk({}, "stop")
+USAGE = chunk({}, choices=[], usage={"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10})
 STREAM = b"".join([ROLE, *WORDS, FINISH, DONE])
 ANSWER = orjson.dumps(
     {

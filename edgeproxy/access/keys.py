@@ -10,6 +10,7 @@ slow down every request. The file holds no key, only hashes:
         admin: false            # may read the admin listener from afar (default: false)
         regions: [near, far]    # may be served there only (default: everywhere)
         priority: 0             # the best that its requests may ask for, -1000 to 1000; lower runs earlier (default: 0)
+        budget_ms: 300          # for first tokens, where a request names no other (default: as regions.yaml says)
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 import yaml
 
 from edgeproxy.access.tenants import ANONYMOUS, Tenant
-from edgeproxy.protocol.node.request import MAX_PRIORITY
+from edgeproxy.protocol.node.request import MAX_BUDGET_MS, MAX_PRIORITY
 from edgeproxy.protocol.openai.errors import ApiError
 
 PREFIX = "ek_"
@@ -33,7 +34,7 @@ MAX_FILE_BYTES = 4 * 2**20
 MAX_KEY_BYTES = 512
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_KNOWN = ("tenant", "sha256", "disclose", "admin", "regions", "priority")
+_KNOWN = ("tenant", "sha256", "disclose", "admin", "regions", "priority", "budget_ms")
 
 
 class KeysError(ValueError):
@@ -151,6 +152,7 @@ def _entry(entry: Any, where: str) -> tuple[bytes, Tenant]:
         admin=_flag(entry, "admin", where),
         regions=_regions(entry, where),
         priority=_priority(entry, where),
+        budget_s=_budget_s(entry, where),
     )
 
 
@@ -166,6 +168,15 @@ def _priority(entry: dict[str, Any], where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_PRIORITY:
         raise KeysError(f"{where}: `priority` is no whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
     return value
+
+
+def _budget_s(entry: dict[str, Any], where: str) -> float | None:
+    value = entry.get("budget_ms")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MAX_BUDGET_MS:
+        raise KeysError(f"{where}: `budget_ms` is no number of milliseconds from 1 to {MAX_BUDGET_MS}")
+    return value / 1e3
 
 
 def _regions(entry: dict[str, Any], where: str) -> frozenset[str] | None:

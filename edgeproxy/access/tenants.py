@@ -17,6 +17,8 @@ class Tenant:
     """Regions that may serve it; None: all."""
     priority: int = 0
     """The best that its requests may ask for; lower runs earlier. Unasked they have 0, or this where it is more."""
+    budget_s: float | None = None
+    """For the first tokens of its requests, where they name no other; None: the model's."""
 
 
 ANONYMOUS = Tenant("anonymous")

@@ -19,7 +19,7 @@ from edgeproxy.protocol.node.blocks import Prefix
 from edgeproxy.protocol.node.foreign import timings_of
 from edgeproxy.protocol.openai.headers import Headers
 from edgeproxy.protocol.openai.sse import DONE, Event
-from edgeproxy.routing.budget import BUDGET_S, Ledger
+from edgeproxy.routing.budget import BUDGET_S, Ledger, settle
 
 UNKNOWN_MODEL = "unknown"
 Hedge = Literal["won", "lost", "failed", "abandoned"]
@@ -40,6 +40,8 @@ class Call:
     tenant: str = ""
     disclose: bool = False
     """Whether the client may see timings and topology."""
+    timings: bool = False
+    """Whether it asked for the ledger beside the usage."""
     model: str = UNKNOWN_MODEL
     """As the configuration names it: what a client calls a model that nobody serves is logged nowhere."""
     stream: bool = False
@@ -56,6 +58,8 @@ class Call:
     """When the request was sent to the node that answered."""
     first_at: float | None = None
     """When the first content was here; for an answer that is not streamed, would have been, by the node's account."""
+    handed_at: float | None = None
+    """When the first content of a stream had been given to the client's transport."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """The node's own (`budget.NODE_TERMS`), in seconds."""
     failures: tuple[str, ...] = ()
@@ -86,7 +90,6 @@ class Call:
     client_gone: bool = False
     trace: Trace | None = None
     """Where traces are collected."""
-    _ledger: Ledger | None = None
 
     def answered_as(self, copy: Call) -> None:
         """It is a second copy that answers."""
@@ -96,22 +99,18 @@ class Call:
         self.ending = copy.ending
 
     def ledger(self) -> Ledger:
-        """The budget's terms, as far as they are known; final once the first content has come."""
-        if self._ledger is not None:
-            return self._ledger
-        started, sent_at, first_at = self.started, self.sent_at, self.first_at
+        """The budget's terms, as far as they are known by now."""
+        started, sent_at, first_at, handed_at = self.started, self.sent_at, self.first_at, self.handed_at
         edge = None if sent_at is None else sent_at - started - self.lost_s - self.held_s
         term = self.terms.get
         parse, queue, prefill, first = term("parse"), term("queue"), term("prefill"), term("first")
-        hold, lost, total, rest = self.held_s or None, self.lost_s or None, None, None
-        if first_at is not None:
-            total = first_at - started
-            known = (self.rtt_s, edge, hold, lost, parse, queue, prefill, first)
-            rest = max(total - sum([value for value in known if value is not None]), 0.0)
-        found = Ledger(self.rtt_s, edge, hold, lost, parse, queue, prefill, first, rest, total)
-        if first_at is not None:
-            self._ledger = found
-        return found
+        client, rtt, hold, lost = self.client_rtt_s, self.rtt_s, self.held_s or None, self.lost_s or None
+        if first_at is None:
+            return Ledger(client, rtt, edge, hold, lost, parse, queue, prefill, first)
+        relay = None if handed_at is None else handed_at - first_at
+        total = (first_at if handed_at is None else handed_at) - started
+        rtt, rest = settle(total, (edge, hold, lost, parse, queue, prefill, first, relay), rtt)
+        return Ledger(client, rtt, edge, hold, lost, parse, queue, prefill, first, relay, rest, total)
 
     def disclosure(self) -> Headers:
         """What those who may know of timings and topology find on their answer."""
@@ -140,8 +139,6 @@ class Account:
         metrics.ended(call.model, call.region, call.status)
         if ledger.edge is not None:
             metrics.edge(ledger.edge)
-        if ledger.total is not None and call.region is not None:
-            metrics.first_token(call.region, ledger.total)
         if call.client_gone:
             metrics.disconnected()
         record = _record(call, ledger, now)
@@ -181,7 +178,7 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
         "reason": None if call.choice is None else call.choice.reason,
         "expected_s": call.expected_s,
         "shown_s": call.shown_s,
-        "client_s": call.client_rtt_s,
+        "client_s": ledger.client,
         "rtt_s": ledger.rtt,
         "edge_s": ledger.edge,
         "hold_s": ledger.hold,
@@ -190,8 +187,10 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
         "queue_s": ledger.queue,
         "prefill_s": ledger.prefill,
         "first_s": ledger.first,
+        "relay_s": ledger.relay,
         "unexplained_s": ledger.unexplained,
         "first_token_s": ledger.total,
+        "wait_s": ledger.wait,
         "budget_s": call.budget_s,
         "total_s": now - call.started,
         "finish": ending.finish,

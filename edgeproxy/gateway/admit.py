@@ -38,6 +38,8 @@ class ChatRequest(NamedTuple):
     """What nodes could find in their caches: tools and messages, or a prompt, as JSON."""
     session: bytes | None = None
     """`prompt_cache_key`, else `user`: requests that name the same one probably begin alike."""
+    counted: bool = False
+    """A stream is to tell the usage."""
 
 
 def request_id(fields: Fields, rng: Random) -> bytes:
@@ -98,7 +100,9 @@ def parse_chat(body: bytes) -> ChatRequest:
     if "priority" in value:
         priority = _priority(value.pop("priority"))
         body = _dumped(value)
-    return ChatRequest(body, model, bool(stream), priority, _prompt(value), _session(value))
+    options = value.get("stream_options")
+    counted = isinstance(options, dict) and options.get("include_usage") is True
+    return ChatRequest(body, model, bool(stream), priority, _prompt(value), _session(value), counted)
 
 
 def terms(tenant: Tenant, salt: bytes, priority: int | None, fields: Fields) -> Terms:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from typing import NamedTuple
 
 import orjson
@@ -42,6 +43,7 @@ class Answer:
         "_timer",
         "ended",
         "fields",
+        "handed_at",
         "request_id",
         "started",
         "status",
@@ -57,6 +59,8 @@ class Answer:
         self._comments: asyncio.Task[None] | None = None
         self._lock: asyncio.Lock | None = None
         self.started = False
+        self.handed_at: float | None = None
+        """When the first bytes of a stream had been given to the listener (monotonic seconds)."""
         self.ended = False
         self.status = 0
 
@@ -74,6 +78,8 @@ class Answer:
         if not self.started:
             await self._start(200, headers)
         await self.write(body)
+        if self.handed_at is None:  # not where another node goes on with a stream
+            self.handed_at = monotonic()
 
     async def write(self, data: bytes) -> None:
         """Waits while the client does not read."""

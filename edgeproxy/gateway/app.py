@@ -20,6 +20,7 @@ from edgeproxy.gateway.course import Course
 from edgeproxy.gateway.paths import CHAT_PATH, ROUTED
 from edgeproxy.gateway.relay import Relay
 from edgeproxy.gateway.route import Router
+from edgeproxy.gateway.timings import asked
 from edgeproxy.gateway.watch import ClientGone, Message, Receive, Send, Watch
 from edgeproxy.observe.log import Log
 from edgeproxy.protocol.openai.errors import ApiError
@@ -81,7 +82,7 @@ class Gateway:
                 await self._guarded(self._chat(scope, known, receive, answer, call), answer, call)
             finally:
                 answer.close()
-                call.status = answer.status or CLIENT_CLOSED
+                call.status, call.handed_at = answer.status or CLIENT_CLOSED, answer.handed_at
                 self._account.close(call, monotonic())
         else:
             await self._guarded(self._other(scope, receive, answer), answer, None)
@@ -118,6 +119,7 @@ class Gateway:
         call.disclose = may_see_details(scope, fields, tenant)
         request = await read_chat(fields, receive, self._limits.body_bytes)
         call.stream = request.stream
+        call.timings = asked(fields, call.disclose, request.stream, request.counted)
         call.to_native = terms(tenant, self._salts.of(tenant.name), request.priority, fields).encode()
         plan = self._router.plan(request, tenant, controls(fields, self._regions(tenant)))
         call.model = plan.label

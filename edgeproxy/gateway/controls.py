@@ -14,9 +14,11 @@ SESSION = b"x-session-id"
 """Requests of one session share a beginning: their node is kept while that costs little."""
 DEGRADE = b"x-edge-degrade"
 """`allow`: rather a shorter answer than none."""
+TIMINGS = b"x-edge-timings"
+"""`usage`: the request's ledger stands beside the usage (`timings`)."""
 
 ONCE = frozenset(
-    (BUDGET_HEADER, POLICY_HEADER, SESSION, DEGRADE, b"authorization", b"content-type", b"content-encoding")
+    (BUDGET_HEADER, POLICY_HEADER, SESSION, DEGRADE, TIMINGS, b"authorization", b"content-type", b"content-encoding")
 )
 """Fields that have one value: which of two was meant, only the client knows."""
 

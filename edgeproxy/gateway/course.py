@@ -40,7 +40,8 @@ class Course:
         budgets: Mapping[str, float],
         fallbacks: Mapping[str, str],
     ) -> None:
-        """`budget_s`: for a first token, where neither the client nor `budgets` (model -> seconds) names another.
+        """`budget_s`: for a first token, where neither client nor tenant nor `budgets` (model -> seconds) names
+        another.
         `fallbacks`: model -> model."""
         self._router = router
         self._relay = relay
@@ -52,7 +53,7 @@ class Course:
         self, plan: Plan, asked: ChatRequest, tenant: Tenant, headers: Headers, answer: Answer, call: Call
     ) -> None:
         """Raises ClientGone, and UpstreamError where nothing but a cut can tell of a failure."""
-        call.budget_s = plan.wishes.budget_s or self._budgets.get(plan.label, self._budget_s)
+        call.budget_s = plan.wishes.budget_s or tenant.budget_s or self._budgets.get(plan.label, self._budget_s)
         request = Request(headers, asked.body, plan, partial(self._router.visit, plan))
         refused = await self._serve(request, answer, call)
         if refused is not None and request.offers:

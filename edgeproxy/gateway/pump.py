@@ -11,8 +11,9 @@ from time import monotonic
 from edgeproxy.gateway.account import Ending, ending_of_stream
 from edgeproxy.gateway.answer import Answer
 from edgeproxy.gateway.attempt import Begun
+from edgeproxy.gateway.timings import Timings
 from edgeproxy.gateway.transcript import NodeGaveUp, Transcript
-from edgeproxy.protocol.openai.sse import DONE, SseError, SseParser
+from edgeproxy.protocol.openai.sse import DONE, Event, SseError, SseParser
 from edgeproxy.upstream.h1 import UpstreamError
 
 
@@ -66,7 +67,15 @@ class Quiet:
 class Pump:
     """Passes on whole events only: what a node's death leaves of one is of no use, and would spoil what follows."""
 
-    def __init__(self, begun: Begun, parser: SseParser, transcript: Transcript, answer: Answer, stall_s: float) -> None:
+    def __init__(
+        self,
+        begun: Begun,
+        parser: SseParser,
+        transcript: Transcript,
+        answer: Answer,
+        stall_s: float,
+        timings: Timings | None = None,
+    ) -> None:
         self._begun = begun
         self._response = begun.response
         self._parser = parser
@@ -74,6 +83,8 @@ class Pump:
         self._answer = answer
         self._stall_s = stall_s
         """Without anything but comments that say nothing."""
+        self._timings = timings
+        """Where the client asked for them."""
 
     async def run(self, quiet: Quiet) -> Ending:
         """Raises Broken, ClientGone."""
@@ -101,11 +112,18 @@ class Pump:
 
     async def _copy(self, quiet: Quiet) -> None:
         response, parser, transcript, answer = self._response, self._parser, self._transcript, self._answer
-        await answer.begin(self._begun.headers, transcript.take(self._begun.events))
+        timings, events, rest = self._timings, self._begun.events, list[Event]()
+        if timings is not None:  # what tells the usage waits until the content is handed on
+            events, rest = timings.apart(events)
+        await answer.begin(self._begun.headers, transcript.take(events))
+        if timings is not None and rest:
+            await answer.write(transcript.take(map(timings.in_event, rest)))
         heard = quiet.since = monotonic()
         while data := await response.read():
             quiet.since = inf
             events = parser.feed(data)
+            if timings is not None:
+                events = list(map(timings.in_event, events))
             passed = transcript.take(events)
             if passed:
                 await answer.write(passed)

@@ -20,6 +20,7 @@ from edgeproxy.gateway.pump import Broken, Pump, Quiet
 from edgeproxy.gateway.race import Race
 from edgeproxy.gateway.refusal import fitting_tokens
 from edgeproxy.gateway.resume import go_on, go_on_from_text, may_leave
+from edgeproxy.gateway.timings import Timings
 from edgeproxy.gateway.transcript import Transcript
 from edgeproxy.gateway.visit import Visit
 from edgeproxy.observe.metrics import Metrics
@@ -153,6 +154,8 @@ class Relay:
         if isinstance(outcome, Whole):
             if outcome.status == 200:
                 visit.served()
+                if call.timings:
+                    outcome = outcome._replace(body=Timings(call, answer).in_body(outcome.body))
             await answer.give(outcome)
             return
         if outcome.parser is None:
@@ -198,7 +201,8 @@ class Relay:
 
         assert begun.parser is not None
         quiet = Quiet(inf if begun.numerics is None else self._limits.resume_after_s, stalled)
-        return await Pump(begun, begun.parser, transcript, answer, self._limits.stall_s).run(quiet)
+        timings = Timings(call, answer) if call.timings else None
+        return await Pump(begun, begun.parser, transcript, answer, self._limits.stall_s, timings).run(quiet)
 
     async def _successor(self, visit: Visit, transcript: Transcript, request: Request, call: Call) -> Begun | None:
         """Another node's stream, of which the client has got nothing yet."""

@@ -17,7 +17,7 @@ from edgeproxy.observe.burn import Burn
 from edgeproxy.observe.fleet import NodeView, fleet_families
 from edgeproxy.observe.histogram import Histogram
 from edgeproxy.observe.reloads import ReloadStatus
-from edgeproxy.observe.requests import FIRST_TOKEN_EDGES, Requests
+from edgeproxy.observe.requests import Requests
 
 FORECAST_EDGES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 SHARE_EDGES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
@@ -42,7 +42,6 @@ class Metrics:
         self._burn = burn
         self._requests: dict[tuple[str, str, int], int] = {}
         self._failures: dict[tuple[str, str], int] = {}
-        self._first_token: dict[str, Histogram] = {}
         self._edge = Histogram(EDGE_EDGES)
         self._decisions: dict[str, int] = {}
         self._forecast_error: dict[str, Histogram] = {}
@@ -58,12 +57,6 @@ class Metrics:
     def ended(self, model: str, region: str | None, status: int) -> None:
         key = (model, region or NO_REGION, status)
         self._requests[key] = self._requests.get(key, 0) + 1
-
-    def first_token(self, region: str, seconds: float) -> None:
-        histogram = self._first_token.get(region)
-        if histogram is None:
-            histogram = self._first_token[region] = Histogram(FIRST_TOKEN_EDGES)
-        histogram.observe(seconds)
 
     def edge(self, seconds: float) -> None:
         self._edge.observe(seconds)
@@ -113,13 +106,6 @@ class Metrics:
         )
         for labels, count in self._failures.items():
             failures.add_metric(labels, count)
-        first_token = HistogramMetricFamily(
-            "edgeproxy_first_token_seconds",
-            "From a request's first byte to its first content at the proxy",
-            labels=["region"],
-        )
-        for region, histogram in self._first_token.items():
-            first_token.add_metric([region], histogram.buckets(), histogram.sum)
         edge = HistogramMetricFamily(
             "edgeproxy_edge_seconds", "From a request's first byte to its sending to a node: the proxy's own time"
         )
@@ -135,7 +121,7 @@ class Metrics:
             resumes.add_metric([outcome], count)
         build = GaugeMetricFamily("edgeproxy_build_info", "Constant 1", labels=["version"])
         build.add_metric([self._version], 1)
-        yield from (requests, failures, first_token, edge, disconnects, resumes, build)
+        yield from (requests, failures, edge, disconnects, resumes, build)
         yield from self.requests.families()
         burn = GaugeMetricFamily("edgeproxy_budget_burn_ratio", "How fast the error budget burns", labels=["window"])
         for window, rate in ({} if self._burn is None else self._burn.rates(time())).items():

@@ -34,10 +34,10 @@ class Outcomes:
     def add(self, record: Mapping[str, Any]) -> None:
         self.recent.append(record)
         self._count += 1
-        first, now = record["first_token_s"], record["time"]
-        if first is not None:
-            within = first <= record["budget_s"]
-            self.history.answered(first, within, now)
+        wait, now = record["wait_s"], record["time"]
+        if wait is not None:
+            within = wait <= record["budget_s"]
+            self.history.answered(wait, within, now)
             self.burn.count(within, now)
         elif not record["client_gone"] and (record["status"] == _REFUSED or record["status"] >= _FAILED):
             self.history.failed(now)

@@ -27,6 +27,7 @@ class Requests:
     def __init__(self) -> None:
         self._terms = {name: Histogram(TERM_EDGES) for name in TERMS}
         self._fields = tuple((f"{name}_s", histogram) for name, histogram in self._terms.items())
+        self._waits: dict[str, Histogram] = {}
         self._first: dict[str, Histogram] = {}
         self._per_token: dict[str, Histogram] = {}
         self._duration: dict[str, Histogram] = {}
@@ -40,11 +41,13 @@ class Requests:
         self.protocols[protocol] = self.protocols.get(protocol, 0) + 1
         if code is not None:
             self.codes[code] = self.codes.get(code, 0) + 1
-        first = record["first_token_s"]
+        first, wait = record["first_token_s"], record["wait_s"]
         if first is None:
             return
-        model, total = record["model"], record["total_s"]
-        self._budget["within" if first <= record["budget_s"] else "over"] += 1
+        model, region, total = record["model"], record["region"], record["total_s"]
+        self._budget["within" if wait <= record["budget_s"] else "over"] += 1
+        if region is not None:
+            _of(self._waits, region, FIRST_TOKEN_EDGES).observe_as(wait, record["request_id"], record["time"])
         _of(self._first, model, FIRST_TOKEN_EDGES).observe_as(first, record["request_id"], record["time"])
         _of(self._duration, model, DURATION_EDGES).observe(total)
         for field, histogram in self._fields:
@@ -60,11 +63,12 @@ class Requests:
         self._count(model, "cached", record["cached_tokens"])
 
     def families(self) -> Iterator[Metric]:
+        yield _histograms(
+            "edgeproxy_first_token_seconds", "What users wait: client's round trip included", "region", self._waits
+        )
         yield _histograms("edgeproxy_term_seconds", "The terms of first tokens' latency budgets", "term", self._terms)
         model = "gen_ai_request_model"
-        yield _histograms(
-            "gen_ai_server_time_to_first_token_seconds", "To the first content at the proxy", model, self._first
-        )
+        yield _histograms("gen_ai_server_time_to_first_token_seconds", "As this server sees it", model, self._first)
         yield _histograms(
             "gen_ai_server_time_per_output_token_seconds", "Of tokens after the first", model, self._per_token
         )

@@ -21,7 +21,7 @@ EXPORT_S = 2.0
 """How long the collector may take for a batch, and so how long it can hold up the end of the proxy."""
 _NS = 1_000_000_000
 _ON_NODE = frozenset({"parse", "queue", "prefill", "first"})
-PHASES = ("edge", "hold", "failover", "rtt", "parse", "queue", "prefill", "first", "unexplained")
+PHASES = ("edge", "hold", "failover", "rtt", "parse", "queue", "prefill", "first", "unexplained", "relay")
 """In the order in which they happen; the way to the region and back is one span, though half of it comes last."""
 _FACTS = {
     "request_id": "edgeproxy.request_id",
@@ -37,6 +37,7 @@ _FACTS = {
     "completion_tokens": "gen_ai.usage.output_tokens",
     "cached_tokens": "edgeproxy.usage.cached_tokens",
     "first_token_s": "edgeproxy.first_token",
+    "client_s": "edgeproxy.client_rtt",
     "budget_s": "edgeproxy.budget",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,10 +15,16 @@ NODE_TERMS = ("parse", "queue", "prefill", "first")
 
 
 class Ledger(NamedTuple):
-    """Seconds; None where a term is not known (a foreign node reports none). Order is that of the header."""
+    """Seconds; None where a term is not known (a foreign node reports none). Order is that of the header.
 
+    What the user waits is `client + total`. All terms but the client's add up to `total`, which this proxy sees.
+    """
+
+    client: float | None = None
+    """Round trip between the client and this proxy, as the kernel or QUIC measured it: before and after the total."""
     rtt: float | None = None
-    """Region round trip at the time of the request."""
+    """Region round trip at the time of the request. The one term that is an estimate, and so never more than what the
+    measured ones leave of the total."""
     edge: float | None = None
     """Spent in this proxy, from the request's first byte to its sending to the node."""
     hold: float | None = None
@@ -31,10 +38,19 @@ class Ledger(NamedTuple):
     prefill: float | None = None
     first: float | None = None
     """On the node, the first decode step."""
+    relay: float | None = None
+    """In this proxy, from reading the first content to its being in the hands of the client's transport. Not known of
+    an answer that is not streamed, nor yet on the answer's own header, which goes out with that content."""
     unexplained: float | None = None
     """What is left of the total once all other terms are taken off: on a foreign node, all that happens there."""
     total: float | None = None
-    """From the request's first byte to the first content at the proxy."""
+    """From the request's first byte at this proxy to the end of `relay`; where that is not known, to its beginning."""
+
+    @property
+    def wait(self) -> float | None:
+        """What the user waits for the first content, and what the budget is for; the client's round trip is left out
+        where nobody knows it."""
+        return None if self.total is None else self.total + (self.client or 0.0)
 
     def server_timing(self) -> bytes:
         """The value of `Server-Timing` (W3C), durations in milliseconds: `rtt;dur=40.1, edge;dur=0.31, ...`."""
@@ -43,7 +59,24 @@ class Ledger(NamedTuple):
 
     def remaining(self, budget_s: float) -> float | None:
         """What is left of the budget, negative once overspent; None while the total is not known."""
-        return None if self.total is None else budget_s - self.total
+        wait = self.wait
+        return None if wait is None else budget_s - wait
+
+
+class Left(NamedTuple):
+    """Of a total, in seconds."""
+
+    rtt: float | None
+    unexplained: float
+
+
+def settle(total: float, measured: Iterable[float | None], rtt: float | None) -> Left:
+    """Shares out what the `measured` terms leave of `total`: to the region's round trip up to its estimate `rtt`, the
+    rest to nobody."""
+    left = max(total - sum([value for value in measured if value is not None]), 0.0)
+    if rtt is None:
+        return Left(None, left)
+    return Left(rtt, left - rtt) if rtt < left else Left(left, 0.0)
 
 
 _ENTRY = re.compile(rf"(?:^|,)\s*({'|'.join(NODE_TERMS)})\s*;(?:[^,]*;)?\s*dur=([^,;]*)")

@@ -201,7 +201,7 @@ class H1Connection(asyncio.Protocol):
         self._transport.abort()
 
     def rtt(self) -> float | None:
-        """Seconds, as the kernel smooths it; None once the connection is lost."""
+        """Seconds, the kernel's smallest of late; None once the connection is lost."""
         return self._round_trip.at(time.monotonic()) if self in self._service.connections else None
 
     # ---- the connection's own

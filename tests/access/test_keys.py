@@ -37,12 +37,12 @@ def test_key_finds_its_tenant(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         f"keys:\n  - {{tenant: acme, sha256: '{hashed}', disclose: true, regions: [near]}}\n"
-        f"  - {{tenant: beta, sha256: '{hashed_other}', admin: true}}\n",
+        f"  - {{tenant: beta, sha256: '{hashed_other}', admin: true, budget_ms: 300}}\n",
     )
     keys = Keys(path)
     assert keys.required
     assert keys.tenant(bearer(key)) == Tenant("acme", disclose=True, regions=frozenset({"near"}))
-    assert keys.tenant(b"bearer  " + other.encode()) == Tenant("beta", admin=True)
+    assert keys.tenant(b"bearer  " + other.encode()) == Tenant("beta", admin=True, budget_s=0.3)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,8 @@ HASH = "0" * 64
         ("keys:\n  - {tenant: acme, sha256: 1111}", "sha256"),
         (f"keys:\n  - {{tenant: acme, sha256: '{HASH}', disclose: 1}}", "disclose"),
         (f"keys:\n  - {{tenant: acme, sha256: '{HASH}', regions: near}}", "regions"),
+        (f"keys:\n  - {{tenant: acme, sha256: '{HASH}', budget_ms: soon}}", "budget_ms"),
+        (f"keys:\n  - {{tenant: acme, sha256: '{HASH}', budget_ms: 0}}", "budget_ms"),
         (f"keys:\n  - {{tenant: acme, sha256: '{HASH}', ek_secret: x}}", "unknown field"),
         (f"keys:\n  - {{tenant: acme, sha256: '{HASH}'}}\n  - {{tenant: b, sha256: '{HASH}'}}", "twice"),
         ("keys: [ek_secret", "YAML"),

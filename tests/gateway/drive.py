@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from time import monotonic
 from typing import Any
 
 import orjson
@@ -19,6 +20,7 @@ from edgeproxy.gateway.app import AsgiApp
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.trace import Tracer
 from edgeproxy.upstream.node import Fleet
+from edgeproxy.wire.ingress import SCOPE_KEY, Ingress
 from tests.fake_behaviours import BEHAVIOURS
 from tests.fake_node import FakeNode
 
@@ -114,9 +116,11 @@ def begin(
     again: list[tuple[bytes, bytes]] | None = None,
     client: str = "127.0.0.1",
     pieces: list[bytes] | None = None,
+    client_rtt_s: float | None = None,
 ) -> Exchange:
     """Starts a request. `again`: header fields behind those, of names that may be there already. `pieces`: its body as
-    the listener hands it over, instead of `body` at once."""
+    the listener hands it over, instead of `body` at once. `client_rtt_s`: what a listener of ours would know; None: it
+    is a foreign one."""
     raw = body if isinstance(body, bytes) else orjson.dumps(body)
     fields = {"host": "127.0.0.1:8080", "content-type": "application/json"} | {
         name.lower(): value for name, value in (headers or {}).items()
@@ -150,6 +154,10 @@ def begin(
 
     async def run() -> None:
         await started.wait()
+        if client_rtt_s is not None:
+            known = Ingress("h1", monotonic(), lambda: client_rtt_s)
+            known.task = asyncio.current_task()
+            scope["extensions"] = {SCOPE_KEY: known}
         await app(scope, receive, exchange.take)
 
     exchange = Exchange(asyncio.ensure_future(run()), gone, asyncio.Event())

@@ -10,8 +10,9 @@ from edgeproxy.access.keys import Keys, generate_key
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import ending_of, ending_of_stream
 from edgeproxy.protocol.openai.sse import SseParser
+from edgeproxy.routing.budget import Ledger
 from tests.fake_behaviours import BEHAVIOURS
-from tests.gateway.drive import ask, chat, edge
+from tests.gateway.drive import Exchange, ask, chat, edge
 
 ENDLESS = {
     "slow",
@@ -26,19 +27,56 @@ ENDLESS = {
 }
 
 
+def timing(reply: Exchange) -> dict[str, float]:
+    """`Server-Timing`, in milliseconds."""
+    terms = [term.split(";dur=") for term in (reply.header(b"server-timing") or b"").decode().split(", ")]
+    return {name: float(duration) for name, duration in terms}
+
+
 async def test_local_client_sees_the_budget(tmp_path: Path) -> None:
     async with edge(tmp_path) as e:
         e.fleet.nodes[0].rtt.probe(0.040, 1.0)
-        reply = await ask(e.app, chat("ok", stream=True))
-        terms = dict(term.split(";dur=") for term in (reply.header(b"server-timing") or b"").decode().split(", "))
-        assert list(terms) == ["rtt", "edge", "queue", "prefill", "first", "unexplained", "total"]
-        assert {name: terms[name] for name in ("rtt", "queue", "prefill", "first")} == {
-            "rtt": "40.00",
-            "queue": "1.50",
-            "prefill": "12.25",
-            "first": "20.00",
-        }
-        assert float(terms["edge"]) <= float(terms["total"])
+        terms = timing(await ask(e.app, chat("ok", stream=True), client_rtt_s=0.025))
+        assert list(terms) == ["client", "rtt", "edge", "queue", "prefill", "first", "unexplained", "total"]
+        assert [terms[name] for name in ("client", "queue", "prefill", "first")] == [25.0, 1.5, 12.25, 20.0]
+        assert terms["edge"] <= terms["total"]
+
+
+@pytest.mark.parametrize("model", ["trickle-bytes", "no-done", "coded-stream", "500"])
+async def test_all_terms_but_the_clients_add_up_to_what_the_proxy_saw_and_with_it_to_what_the_user_waits(
+    tmp_path: Path, model: str
+) -> None:
+    async with edge(tmp_path) as e:
+        e.far.overrides["500"] = "trickle-bytes"
+        for node in e.fleet.nodes:
+            node.rtt.probe(0.0001, 1.0)
+        assert (await ask(e.app, chat(model, stream=True), client_rtt_s=0.025)).status == 200
+        (record,) = e.lines.requests
+        terms = [name for name in Ledger._fields if name not in ("client", "total")]
+        assert record["relay_s"] > 0
+        assert sum(record[f"{name}_s"] or 0.0 for name in terms) == pytest.approx(record["first_token_s"])
+        assert record["wait_s"] == pytest.approx(record["first_token_s"] + record["client_s"])
+        assert record["client_s"] == 0.025
+        text = (await ask(e.admin, method="GET", path="/metrics")).body.decode()
+        for term in ("client", "relay"):
+            assert f'edgeproxy_term_seconds_count{{term="{term}"}} 1.0' in text
+
+
+async def test_the_budget_counts_the_way_to_the_client(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        await ask(e.app, chat("ok", stream=True), client_rtt_s=30.0)
+        text = (await ask(e.admin, method="GET", path="/metrics")).body.decode()
+        assert 'edgeproxy_budget_total{outcome="over"} 1.0' in text
+        assert 'edgeproxy_first_token_seconds_bucket{le="10.0",region="near"} 0.0' in text
+        assert 'gen_ai_server_time_to_first_token_seconds_bucket{gen_ai_request_model="ok",le="10.0"} 1.0' in text
+
+
+async def test_an_answer_that_is_not_streamed_has_no_relay(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        await ask(e.app, chat("ok"))
+        (record,) = e.lines.requests
+        assert record["first_token_s"] is not None
+        assert record["relay_s"] is None
 
 
 async def test_time_lost_at_a_node_that_failed_is_not_charged_to_the_edge(tmp_path: Path) -> None:
@@ -46,9 +84,9 @@ async def test_time_lost_at_a_node_that_failed_is_not_charged_to_the_edge(tmp_pa
         e.far.overrides["nothing"] = "ok"
         reply = await ask(e.app, chat("nothing"))
         assert reply.header(b"x-edge-attempts") == b"2"
-        terms = dict(term.split(";dur=") for term in (reply.header(b"server-timing") or b"").decode().split(", "))
-        assert float(terms["failover"]) >= 200
-        assert float(terms["edge"]) < float(terms["failover"])
+        terms = timing(reply)
+        assert terms["failover"] >= 200
+        assert terms["edge"] < terms["failover"]
 
 
 async def test_others_see_no_timings_and_no_topology(tmp_path: Path) -> None:

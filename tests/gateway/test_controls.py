@@ -86,6 +86,7 @@ async def test_a_draining_region_is_not_reached_by_a_pin(tmp_path: Path) -> None
         ("x-latency-policy", "refuse", ""),
         ("x-session-id", "a", "b"),
         ("x-edge-degrade", "allow", "allow"),
+        ("x-edge-timings", "usage", "usage"),
         ("authorization", "Bearer a", "Bearer b"),
         ("content-type", "application/json", "text/plain"),
         ("content-encoding", "identity", "gzip"),
@@ -124,3 +125,26 @@ async def test_no_field_is_told_twice(tmp_path: Path, stream: bool) -> None:
             assert len(names) == len(set(names)), names
         assert e.near.chats[0].header(b"x-latency-budget-ms") == b"80"
         assert e.near.chats[0].header(b"x-edge-region") is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "tenants", "models", "given"),
+    [
+        (None, None, {}, 0.150),
+        (None, None, {"ok": 400.0}, 0.400),
+        (None, 300, {"ok": 400.0}, 0.300),
+        (80, 300, {"ok": 400.0}, 0.080),
+        (80, None, {}, 0.080),
+    ],
+)
+async def test_the_requests_budget_goes_before_the_tenants_and_that_before_the_models(
+    tmp_path: Path, asked: int | None, tenants: int | None, models: dict[str, float], given: float
+) -> None:
+    key, hashed = generate_key()
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"keys:\n  - {{tenant: acme, sha256: '{hashed}', budget_ms: {tenants or 'null'}}}\n")
+    headers = {"authorization": f"Bearer {key}"} | ({} if asked is None else {"x-latency-budget-ms": str(asked)})
+    async with edge(tmp_path, keys=Keys(path), budgets=models) as e:
+        assert (await ask(e.app, chat("ok"), headers=headers)).status == 200
+        (record,) = e.lines.requests
+        assert record["budget_s"] == given

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgeproxy.routing.budget import Ledger
+
 
 def record(**changes: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
@@ -27,5 +29,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "total_s": 0.6,
         "budget_s": 0.15,
     }
-    terms = ("rtt", "edge", "hold", "failover", "parse", "queue", "prefill", "first", "unexplained")
-    return {**found, **{f"{name}_s": None for name in terms}, **changes}
+    terms = {f"{name}_s": None for name in Ledger._fields if name != "total"}
+    found = {**found, **terms, **changes}
+    first, client = found["first_token_s"], found["client_s"] or 0.0
+    return {"wait_s": None if first is None else first + client, **found}

@@ -12,6 +12,7 @@ from edgeproxy.observe.metrics import Metrics
 from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.observe.requests import FIRST_TOKEN_EDGES
 from edgeproxy.routing.budget import BUDGET_S
+from tests.observe.records import record
 
 
 def node(name: str, region: str, rtt_s: float | None, in_flight: int = 0) -> NodeView:
@@ -56,7 +57,7 @@ def test_share_within_the_budget_is_exact() -> None:
     assert BUDGET_S in FIRST_TOKEN_EDGES
     metrics = Metrics("1", list)
     for seconds in (0.001, 0.149, 0.150, 0.1501, 99.0):
-        metrics.first_token("near", seconds)
+        metrics.requests.add(record(first_token_s=seconds - 0.0001, client_s=0.0001))
     found = samples(metrics)
     name = "edgeproxy_first_token_seconds"
     assert found[f"{name}_bucket", (("le", "0.15"), ("region", "near"))] == 3

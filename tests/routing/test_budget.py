@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeproxy.routing.budget import Ledger, node_terms
+from edgeproxy.routing.budget import Ledger, node_terms, settle
 
 
 def test_server_timing_has_what_is_known_in_milliseconds_and_in_order() -> None:
@@ -12,6 +12,28 @@ def test_server_timing_has_what_is_known_in_milliseconds_and_in_order() -> None:
     assert ledger.server_timing() == b"rtt;dur=40.10, edge;dur=0.31, first;dur=4.20, total;dur=62.20"
     assert Ledger().server_timing() == b""
     assert Ledger(edge=-1e-9).server_timing() == b"edge;dur=0.00"
+
+
+def test_what_the_user_waits_is_the_total_and_the_way_to_the_client() -> None:
+    assert Ledger(client=0.030, total=0.100).wait == pytest.approx(0.130)
+    assert Ledger(total=0.100).wait == pytest.approx(0.100)
+    assert Ledger(client=0.030).wait is None
+    assert Ledger(client=0.030, total=0.100).remaining(0.150) == pytest.approx(0.020)
+
+
+@given(st.lists(st.none() | st.floats(0, 10), max_size=9), st.none() | st.floats(0, 10), st.floats(0, 10))
+def test_terms_add_up_to_the_total(measured: list[float | None], rtt: float | None, more: float) -> None:
+    known = sum(value for value in measured if value is not None)
+    left = settle(known + more, measured, rtt)
+    assert known + (left.rtt or 0.0) + left.unexplained == pytest.approx(known + more)
+    assert (left.rtt is None) == (rtt is None)
+    assert 0 <= (left.rtt or 0.0) <= (rtt or 0.0)
+
+
+def test_an_estimate_gives_way_to_what_was_measured() -> None:
+    assert settle(0.100, (0.090, None), 0.040) == pytest.approx((0.010, 0.0))
+    assert settle(0.100, (0.050, None), 0.040) == pytest.approx((0.040, 0.010))
+    assert settle(0.100, (0.110,), 0.040) == (0.0, 0.0)
 
 
 def test_what_remains_of_the_budget() -> None:

@@ -56,6 +56,12 @@ def test_a_live_connection_has_a_plausible_round_trip() -> None:
             assert info.last_ack_recv < 60
 
 
+def test_the_least_is_told_so_that_held_back_acknowledgements_do_not_count() -> None:
+    held_back, old = parse_tcp_info(raw(256, rtt=15_000, min_rtt=30)), parse_tcp_info(raw(148, rtt=15_000))
+    assert held_back is not None and held_back.least == 0.00003
+    assert old is not None and old.least == 0.015
+
+
 def test_a_socket_without_tcp_has_no_round_trip() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -11,8 +11,8 @@ function runnerUp(request) {
 }
 
 function requestRow(request) {
-  const answered = request.first_token_s !== null;
-  const mood = answered ? (request.first_token_s <= request.budget_s ? "good" : "bad") : "";
+  const answered = request.wait_s !== null;
+  const mood = answered ? (request.wait_s <= request.budget_s ? "good" : "bad") : "";
   const opener = element("button", "link", clock(request.time));
   opener.addEventListener("click", () => show(request));
   opener.setAttribute("aria-label", `request ${request.request_id} of ${clock(request.time)}: details`);
@@ -26,7 +26,7 @@ function requestRow(request) {
     request.protocol,
     element("td", request.status < 400 && !request.code ? "" : "bad", status),
     number(String(request.attempts)),
-    number(milliseconds(request.first_token_s), mood),
+    number(milliseconds(request.wait_s), mood),
     element("td", "wide", answered ? bar(request) : null),
   );
 }
@@ -72,7 +72,7 @@ function forecasts(decision) {
 
 export async function details(request) {
   const parts = [];
-  if (request.first_token_s !== null) parts.push(waterfall(request));
+  if (request.wait_s !== null) parts.push(waterfall(request));
   const facts = [
     `reason ${request.reason || "–"}`,
     `${request.prompt_tokens ?? "–"} prompt tokens, ${request.cached_tokens ?? "–"} of them cached`,

@@ -25,7 +25,7 @@ function example(label, share, request) {
   }
   const where = [request.region, request.node].filter(Boolean).join(" / ");
   made.append(
-    element("p", "", element("strong", "", label), ` ${milliseconds(share)}: request of ${clock(request.time)}, ${where}, ${milliseconds(request.first_token_s)}`),
+    element("p", "", element("strong", "", label), ` ${milliseconds(share)}: request of ${clock(request.time)}, ${where}, ${milliseconds(request.wait_s)}`),
     bar(request, true),
   );
   return made;

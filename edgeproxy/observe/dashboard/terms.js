@@ -3,6 +3,7 @@
 import { element, milliseconds, number, row } from "./dom.js";
 
 export const TERMS = [
+  ["client", "client round trip"],
   ["edge", "edge"],
   ["hold", "held here"],
   ["failover", "failover"],
@@ -12,6 +13,7 @@ export const TERMS = [
   ["prefill", "prefill"],
   ["first", "first decode"],
   ["unexplained", "unexplained"],
+  ["relay", "relay"],
 ];
 
 export function termsOf(request) {
@@ -57,7 +59,7 @@ export function waterfall(request) {
     body.append(row(name, number(milliseconds(term.seconds)), element("td", "wide", track)));
     begun += term.seconds;
   }
-  const table = element("table", "waterfall", element("caption", "", `first token after ${milliseconds(request.first_token_s)}, budget ${milliseconds(request.budget_s)}`));
+  const table = element("table", "waterfall", element("caption", "", `the user waits ${milliseconds(request.wait_s)} for the first token, budget ${milliseconds(request.budget_s)}; ${milliseconds(request.first_token_s)} of it passed at the proxy and behind it`));
   table.append(body);
   return table;
 }
