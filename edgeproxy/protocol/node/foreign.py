@@ -95,7 +95,7 @@ class Timed(NamedTuple):
 def timings_of(value: Mapping[str, Any]) -> Timed | None:
     """`value`: a completion or a stream's last chunk."""
     timings = value.get("timings")
-    if not isinstance(timings, Mapping):
+    if not isinstance(timings, dict):
         return None
     prefill, decode = _milliseconds(timings.get("prompt_ms")), _milliseconds(timings.get("predicted_ms"))
     if prefill is None or decode is None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 
 def is_completion(value: object) -> bool:
     """Whether a parsed body is a chat or older completion: at least one choice, each with its message or text."""
-    choices = value.get("choices") if isinstance(value, Mapping) else None
+    choices = value.get("choices") if isinstance(value, dict) else None
     return isinstance(choices, list) and bool(choices) and all(_answers(choice) for choice in choices)
 
 
 def is_chunk(value: object) -> bool:
     """Whether a parsed event is one of a stream of completions. `choices` may be empty: of usage, or of a filter."""
-    return isinstance(value, Mapping) and isinstance(value.get("choices"), list)
+    return isinstance(value, dict) and isinstance(value.get("choices"), list)
 
 
 def _answers(choice: object) -> bool:
-    if not isinstance(choice, Mapping):
+    if not isinstance(choice, dict):
         return False
-    return isinstance(choice.get("message"), Mapping) or isinstance(choice.get("text"), str)
+    return isinstance(choice.get("message"), dict) or isinstance(choice.get("text"), str)

@@ -7,7 +7,6 @@ exactly the bytes that were fed, and they are the same however the bytes were cu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +124,7 @@ def has_content(chunk: object) -> bool:
 
     A chunk that only opens the message (`role`, empty content) or only counts (`usage`) does not.
     """
-    if not isinstance(chunk, Mapping):
+    if not isinstance(chunk, dict):
         return False
     if chunk.get("error"):
         return True
@@ -137,9 +136,9 @@ _SHOWN = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", 
 
 
 def _choice_has_content(choice: Any) -> bool:
-    if not isinstance(choice, Mapping):
+    if not isinstance(choice, dict):
         return False
     if choice.get("finish_reason") or choice.get("text"):
         return True
     delta = choice.get("delta")
-    return isinstance(delta, Mapping) and any(delta.get(name) for name in _SHOWN)
+    return isinstance(delta, dict) and any(delta.get(name) for name in _SHOWN)
