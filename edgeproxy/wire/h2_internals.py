@@ -29,7 +29,15 @@ class ServerH2(SansIo):
     """`h2` with limits in force from the first byte, and a GOAWAY, either way, that does not end running streams."""
 
     def __init__(self, limits: Limits) -> None:
-        super().__init__(H2Configuration(client_side=False, header_encoding=None))
+        super().__init__(
+            H2Configuration(
+                client_side=False,
+                header_encoding=None,
+                # `response_fields` has done both, as for HTTP/3.
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+            )
+        )
         # In force from now on, where `update_settings` waits for the client's acknowledgement. So the window is never
         # smaller than the default one, which a client may use until it has read these settings.
         stream_window = max(limits.unread_body_bytes, _DEFAULT_WINDOW_BYTES)
