@@ -78,9 +78,9 @@ class Known:
 
     def requests(self, found: dict[str, Any]) -> dict[str, Any]:
         """`found`: as Outcomes tells them; with the node that each did not go to."""
-        decisions = self.account.decisions.latest(2 * SHOWN)
-        others = {decision["request_id"]: decision["runner_up"] for decision in decisions}
-        return {**found, "recent": [{**one, "runner_up": others.get(one["request_id"])} for one in found["recent"]]}
+        recent = found["recent"]
+        others = self.account.decisions.runners_up({one["request_id"] for one in recent}, 2 * SHOWN)
+        return {**found, "recent": [{**one, "runner_up": others.get(one["request_id"])} for one in recent]}
 
 
 def _node(node: NodeView) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -65,6 +65,12 @@ class Decisions:
     def latest(self, count: int) -> list[dict[str, Any]]:
         """The newest first."""
         return [_view(*entry) for entry in islice(reversed(self._ring), count)]
+
+    def runners_up(self, request_ids: Collection[str], count: int) -> dict[str, dict[str, Any] | None]:
+        """Of these requests, as far as they are among the last `count`."""
+        last = islice(reversed(self._ring), count)
+        found = [(record["request_id"], made) for made, record in last if record["request_id"] in request_ids]
+        return {request_id: _option(made.runner_up) for request_id, made in reversed(found)}
 
     def of(self, request_id: str) -> dict[str, Any] | None:
         """The newest of that id: clients may name their requests as they like."""

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from edgeproxy.observe.burn import Burn
-from edgeproxy.observe.contrast import contrast, nearest
+from edgeproxy.observe.contrast import Contrast, Difference, nearest
 from edgeproxy.observe.history import History, quantile
 from edgeproxy.observe.verdict import Lately
 
@@ -30,6 +30,8 @@ class Outcomes:
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
         self._count = 0
         self._told = 0
+        self._contrast = Contrast(RECENT)
+        self._compared = 0
 
     def add(self, record: Mapping[str, Any]) -> None:
         self.recent.append(record)
@@ -72,5 +74,11 @@ class Outcomes:
             "first_token": halves,
             "lately": Lately(bins.total(), within, failed)._asdict(),
             "examples": {name: nearest(records, seconds) for name, seconds in halves.items()},
-            "contrast": [difference._asdict() for difference in contrast(records)],
+            "contrast": [difference._asdict() for difference in self._differences()],
         }
+
+    def _differences(self) -> list[Difference]:
+        """Only somebody's look compares: requests do not wait for it."""
+        new, self._compared = self._count - self._compared, self._count
+        self._contrast.add(self.latest(min(new, RECENT)))
+        return self._contrast.differences()

@@ -2,8 +2,41 @@
 
 from __future__ import annotations
 
-from edgeproxy.observe.contrast import LEAST_SLOW, contrast, nearest
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from edgeproxy.observe.contrast import LEAST_SLOW, Contrast, Difference, Record, nearest
 from tests.observe.records import record
+
+KEPT = 100
+
+
+def contrast(records: Sequence[Record]) -> list[Difference]:
+    found = Contrast(KEPT)
+    found.add(records)
+    return found.differences()
+
+
+@pytest.mark.parametrize("piece", [1, 7, 49, 51, 99, 250])
+def test_kept_up_to_date_it_is_as_if_counted_anew(piece: int) -> None:
+    """However the records come, and however often somebody looks."""
+    rng, kept = Random(piece), Contrast(KEPT)
+    records = [
+        record(
+            region=(region := rng.choice(("near", "far"))),
+            first_token_s=rng.choice((None, 0.1, 0.1, 0.4 if region == "far" else 0.1)),
+            client_s=rng.choice((None, 0.005, 0.2)),
+        )
+        for _ in range(500)
+    ]
+    told = 0
+    for end in range(piece, len(records) + 1, piece):
+        kept.add(records[end - piece : end])
+        told += bool(kept.differences())
+        assert kept.differences() == contrast(records[max(end - KEPT, 0) : end])
+    assert told
 
 
 def test_the_region_that_is_slow_is_found() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any
 
-import orjson
+from edgeproxy.protocol.node.said import number, read_object
 
 MAX_STATUS_BYTES = 64 * 1024
 
@@ -28,19 +26,12 @@ class Instruments:
 
 def decode(raw: bytes) -> Instruments:
     """What is missing or odd is None: newer and older nodes tell other things. Raises ValueError for no JSON object."""
-    if len(raw) > MAX_STATUS_BYTES:
-        raise ValueError(f"node status of {len(raw)} bytes exceeds {MAX_STATUS_BYTES}")
-    try:
-        value: Any = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"node status is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError("node status is not a JSON object")
+    value = read_object(raw, "node status", MAX_STATUS_BYTES)
     return Instruments(
-        _number(value.get("susi")),
-        _number(value.get("worker_busy")),
-        _number(value.get("kvr")),
-        _number(value.get("mpfr")),
+        number(value.get("susi")),
+        number(value.get("worker_busy")),
+        number(value.get("kvr")),
+        number(value.get("mpfr")),
         _median(value.get("ild_gap")),
         _median(value.get("ild_wake")),
         value.get("sleeping") is True,
@@ -48,11 +39,5 @@ def decode(raw: bytes) -> Instruments:
 
 
 def _median(view: object) -> float | None:
-    found = _number(view.get("p50_us")) if isinstance(view, dict) and view.get("count") else None
+    found = number(view.get("p50_us")) if isinstance(view, dict) and view.get("count") else None
     return None if found is None else found / 1e6
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
-        return None
-    return float(value)

@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from edgeproxy.protocol.node.said import number, read_object
+
 REPORT_HEADER = b"x-node-report"
 TOKEN_HEADER = b"x-node-token"
 """Carries the proxy's node token; /node/v1/* answers 403 without it, on loopback too."""
@@ -56,14 +58,7 @@ class NodeReport:
 
 def decode(raw: bytes) -> NodeReport:
     """Raises ValueError on anything a sound node would not send; unknown keys are ignored (newer nodes)."""
-    if len(raw) > MAX_REPORT_BYTES:
-        raise ValueError(f"node report of {len(raw)} bytes exceeds {MAX_REPORT_BYTES}")
-    try:
-        value: Any = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"node report is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError("node report is not a JSON object")
+    value = read_object(raw, "node report", MAX_REPORT_BYTES)
     return NodeReport(
         state=NodeState(_text(value, "state")),
         model=_text(value, "model"),
@@ -107,7 +102,7 @@ def _count(value: dict[str, Any], name: str) -> int:
 
 
 def _number(value: dict[str, Any], name: str) -> float:
-    item = value.get(name)
-    if not isinstance(item, int | float) or isinstance(item, bool) or not item >= 0:
+    found = number(value.get(name))
+    if found is None:
         raise ValueError(f"node report: {name} is not a non-negative number")
-    return float(item)
+    return found
