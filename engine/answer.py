@@ -110,9 +110,11 @@ class Group(NamedTuple):
 class Choices:
     """The answers to one request: `groups` of `n` each, in the order of their indexes."""
 
-    def __init__(self, groups: list[Group], n: int, *, resumable: bool = True) -> None:
-        """`resumable`: another node could go on with it, from its tokens alone."""
+    def __init__(self, groups: list[Group], n: int, *, resumable: bool = True, ignored: tuple[str, ...] = ()) -> None:
+        """`resumable`: another node could go on with it, from its tokens alone. `ignored`: fields of the request that
+        its model can do nothing with."""
         self._n = n
+        self.ignored = ignored
         self._waiting = {index * n: group.others for index, group in enumerate(groups)} if n > 1 else {}
         self.answers: dict[int, Answer] = {index * n: group.first for index, group in enumerate(groups)}
         self._next: dict[asyncio.Task[Piece], int] = {}

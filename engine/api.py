@@ -27,6 +27,7 @@ from edgeproxy.protocol.node.resume import FIELD, STREAM_HEADER, Resume, decode_
 from edgeproxy.protocol.openai.chat import model_list, model_view
 from edgeproxy.protocol.openai.decoding import Decoding
 from edgeproxy.protocol.openai.errors import ApiError, invalid
+from edgeproxy.protocol.openai.messages import MAX_IGNORED
 from edgeproxy.protocol.openai.schema import parse_json
 from edgeproxy.protocol.openai.sse import MEDIA_TYPE
 from engine.answer import Choices
@@ -311,7 +312,8 @@ class NodeApp:
 
     def _answer_headers(self, exchange: Exchange, request: Decoding, choices: Choices) -> Headers:
         answer = choices.first
-        fields: Headers = ((b"x-edge-ignored", _names(request.ignored)),) if request.ignored else ()
+        ignored = (*request.ignored, *choices.ignored)[:MAX_IGNORED]
+        fields: Headers = ((b"x-edge-ignored", _names(ignored)),) if ignored else ()
         if answer.prefix is not None and self._trusted(exchange):
             fields += ((PREFIX_HEADER, answer.prefix.encode()),)
         if self._trusted(exchange):

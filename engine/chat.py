@@ -12,7 +12,9 @@ from typing import Any
 from edgeproxy.protocol.node.request import Terms
 from edgeproxy.protocol.node.resume import Resume
 from edgeproxy.protocol.openai.errors import invalid
+from edgeproxy.protocol.openai.messages import MAX_IGNORED
 from edgeproxy.protocol.openai.schema import ChatRequest
+from edgeproxy.protocol.openai.tools import Tools
 from engine.answer import Choices
 from engine.loop import EngineLoop
 from engine.opener import Opener, Prompt, no_parser, random_seed
@@ -21,6 +23,7 @@ from engine.text.guard import Guard
 from engine.text.prompt import Draft, PromptEncoder
 from engine.text.template import ChatTemplate, within_last
 from engine.text.tokenizer import Tokenizer
+from engine.text.tools.events import Parser
 from engine.text.tools.formats import format_of, taught
 from engine.text.tools.marks import MISTRAL_MARK
 
@@ -57,18 +60,17 @@ class Chat:
         Raises ApiError where the messages cannot be rendered, the engine has stopped or computes otherwise than the
         node that is to be resumed.
         """
-        self._check(request)
+        self.opener.check(request)
         usable = request.tools.callable
-        names = frozenset(tool.name for tool in usable)
         prompt = Prompt(
             await self.prompt(request, terms.salt),
             await self.shapes.of_chat(request.format, request.tools, self._style, self._mark_id),
-            (lambda: self._style.parser(names)) if usable else no_parser,
+            (lambda: self._parser(request.tools)) if usable else no_parser,
             self._marks if usable else frozenset(),
         )
         if resume is not None:
             return self.opener.resumed(request, prompt, name, terms, resume)
-        return self.opener.choices(request, [prompt], name, terms)
+        return self.opener.choices(request, [prompt], name, terms, self._unshown(request))
 
     async def prompt(self, request: ChatRequest, salt: bytes) -> tuple[int, ...]:
         """The tokens of its messages. Raises ApiError 400."""
@@ -84,15 +86,21 @@ class Chat:
             raise invalid("The chat template made no tokens of these messages.", "messages", "invalid_messages")
         return prompt
 
-    def _check(self, request: ChatRequest) -> None:
-        self.opener.check(request)
-        named = next((index for index, message in enumerate(request.messages) if message.name), None)
-        if named is None or request.messages[named].role == "tool" or _READS_NAMES.search(self._template.source):
-            return
-        where = f"messages[{named}].name"
-        raise invalid(
-            f"This model's chat template shows no names: leave out '{where}'.", where, "unsupported_parameter"
-        )
+    def _parser(self, tools: Tools) -> Parser:
+        parser = self._style.parser(frozenset(tool.name for tool in tools.callable))
+        if tools.mode != "required":
+            return parser
+        from engine.text.tools.once import Once  # a node's start does without
+
+        return Once(parser)
+
+    def _unshown(self, request: ChatRequest) -> tuple[str, ...]:
+        """Names of speakers, where the template shows none: frameworks of agents send them, and refused, none would
+        work."""
+        named = [index for index, message in enumerate(request.messages) if message.name and message.role != "tool"]
+        if not named or _READS_NAMES.search(self._template.source):
+            return ()
+        return tuple(f"messages[{index}].name" for index in named[:MAX_IGNORED])
 
     def _draft(self, request: ChatRequest, salt: bytes) -> Draft:
         tools = request.tools.callable

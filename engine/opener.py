@@ -68,8 +68,13 @@ class Opener:
         """Most tokens of a prompt and its answer together."""
         return admission.room(self._engine.limits)
 
-    def choices(self, request: Decoding, prompts: list[Prompt], name: str, terms: Terms) -> Choices:
-        """`request.n` answers to each prompt. Raises ApiError where the engine has stopped."""
+    def choices(
+        self, request: Decoding, prompts: list[Prompt], name: str, terms: Terms, ignored: tuple[str, ...] = ()
+    ) -> Choices:
+        """`request.n` answers to each prompt. `ignored`: fields that this model can do nothing with.
+
+        Raises ApiError where the engine has stopped.
+        """
         seed = request.seed
 
         def begin(prompt: Prompt, index: int) -> Answer:
@@ -92,7 +97,7 @@ class Opener:
         resumable = all(prompt.resumable for prompt in prompts) and not (
             request.top_logprobs is not None and prompts[0].parser()
         )
-        return Choices(groups, request.n, resumable=resumable)
+        return Choices(groups, request.n, resumable=resumable, ignored=ignored)
 
     def resumed(self, request: Decoding, prompt: Prompt, name: str, terms: Terms, resume: Resume) -> Choices:
         """Goes on from where another node ended. Raises ApiError, 409 where this one computes otherwise."""

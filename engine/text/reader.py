@@ -66,22 +66,27 @@ class Reader:
 
     def read(self, tokens: tuple[int, ...], logprobs: tuple[Logprobs, ...] = ()) -> Piece:
         """logprobs: of each token, where the request asks for them; of replayed ones the client has them already."""
-        text = ""
-        for index, token in enumerate(tokens):  # one by one: what follows a stop string is neither shown nor counted
+        text, events = "", list[Event]()
+        for index, token in enumerate(tokens):  # one by one: what follows the answer's end is neither shown nor counted
             self.tokens += 1
             if token in self._stop_ids:
                 continue
             if self._logprobs is not None and logprobs:
                 self._logprobs.push(token, logprobs[index], self._characters)
-            text += self._pass_on(self._detokenizer.push((token,)))
-            if self._stops.found:
-                return self._piece(text, tokens[: index + 1], "stop")
-        return self._piece(text, tokens)
+            new = self._pass_on(self._detokenizer.push((token,)))
+            text += new
+            if self._parser is not None:
+                events += self._parser.push(new)
+            if self._stops.found or (self._parser is not None and self._parser.ended):
+                return self._piece(text, events, tokens[: index + 1], "stop")
+        return self._piece(text, events, tokens)
 
     def end(self, piece: Piece, finish: FinishReason) -> Piece:
         """The last piece, with what was held back."""
         text = self._pass_on(self._detokenizer.finish())
-        last = self._piece(text + self._stops.finish(), piece.ids, "stop" if self._stops.found else finish)
+        text += self._stops.finish()
+        events = self._parser.push(text) if self._parser is not None else []
+        last = self._piece(text, events, piece.ids, "stop" if self._stops.found else finish)
         rest = self._logprobs.rest() if self._logprobs is not None and not self._stops.found else ()
         return replace(last, events=piece.events + last.events, logprobs=piece.logprobs + last.logprobs + rest)
 
@@ -90,15 +95,15 @@ class Reader:
         self._characters += len(text)
         return text if self.tokens <= self._min_tokens else self._stops.push(text)
 
-    def _piece(self, text: str, ids: tuple[int, ...], finish: FinishReason | None = None) -> Piece:
+    def _piece(self, text: str, events: list[Event], ids: tuple[int, ...], finish: FinishReason | None = None) -> Piece:
+        """`events`: what the parser made of the text."""
         told = self._logprobs.shown(len(text)) if self._logprobs is not None else ()
         if self._parser is None:
             new = text[self._skip :]
             self._skip -= len(text) - len(new)
             return Piece((new,) if new else (), finish, ids, told)
-        events = self._parser.push(text)
         if finish is not None:
-            events += self._parser.finish()
+            events = events + self._parser.finish()
             finish = "tool_calls" if self._parser.calls and finish == "stop" else finish
         return Piece(self._new(joined(events)), finish, ids, told)
 

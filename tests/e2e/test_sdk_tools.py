@@ -95,6 +95,23 @@ def test_parse_gives_the_object_that_was_asked_for(deployment: Deployment) -> No
     assert isinstance(parsed, City)
 
 
+def test_a_streamed_object_is_parsed_as_it_grows(deployment: Deployment) -> None:
+    with (
+        client(deployment) as api,
+        api.beta.chat.completions.stream(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Name a city."}],
+            response_format=City,
+            temperature=0,
+            max_tokens=60,
+        ) as stream,
+    ):
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert isinstance(final.choices[0].message.parsed, City)
+    assert {"chunk", "content.delta", "content.done"} <= set(kinds)
+
+
 def test_calls_and_their_results_go_back(deployment: Deployment) -> None:
     messages: list[ChatCompletionMessageParam] = [
         *QUESTION,

@@ -140,6 +140,15 @@ async def test_server_timing_splits_the_whole_way(
     assert all(float(value) >= 0 for _, value in terms)
 
 
+async def test_names_that_the_template_cannot_show_are_told_of(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    messages = [{"role": "user", "content": "Hi", "name": "ann"}, {"role": "assistant", "content": "", "name": "bob"}]
+    async with serving(executor(tokenizer), tokenizer, chat_template) as served:
+        call = await chat_call(served.app, messages=[*messages, {"role": "user", "content": "?"}]).done()
+    assert (call.status, call.headers[b"x-edge-ignored"]) == (200, b"messages[0].name, messages[1].name")
+
+
 async def test_fields_that_nobody_defines_are_named_safely(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
     async with serving(executor(tokenizer), tokenizer, chat_template) as served:
         call = await chat_call(served.app, more={"foo": 1, "b\r\nset-cookie: x": 2, "ü" * 100: 3}).done()

@@ -126,6 +126,33 @@ async def test_one_call_is_all_where_calls_may_not_be_parallel(
         assert calls(message) == [("get_weather", ARGUMENTS)]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_that_repeats_its_call_has_ended(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, stream: bool
+) -> None:
+    """Small ones do, where they may say nothing else."""
+    text = "\n".join([ONE, TWO, TWO])
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        message = await answer(tokenizer, chat_template, text, tool_choice=choice, stream=stream, ends=False)
+        assert (calls(message), message["finish"]) == ([("get_weather", ARGUMENTS)], "tool_calls")
+    message = await answer(tokenizer, chat_template, f"{TWO}\n{ONE}", tool_choice="required", stream=stream)
+    assert calls(message) == [("get_weather", ARGUMENTS), ("clock", {})]
+    message = await answer(tokenizer, chat_template, text, stream=stream)
+    assert len(calls(message)) == 5, "what the model says unasked is its own"
+
+
+async def test_tokens_of_a_repetition_count_alike_however_they_come(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    async with serving(executor(tokenizer, f"{ONE}\n{TWO}"), tokenizer, chat_template) as served:
+        told = []
+        for stream in (False, True, False):
+            options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+            call = await chat_call(served.app, stream=stream, tools=[WEATHER], tool_choice="required", **options).done()
+            told.append((call.chunks()[-1] if stream else call.json())["usage"]["completion_tokens"])
+    assert len(set(told)) == 1
+
+
 async def test_strict_arguments_follow_their_schema_where_the_model_need_not_call(
     tokenizer: Tokenizer, chat_template: ChatTemplate
 ) -> None:

@@ -15,7 +15,7 @@ from engine.text.tokenizer import Tokenizer
 from tests.engine.fake_executor import FakeExecutor
 from tests.engine.serving import LIMITS, MODEL, Call, Served, says, serving
 from tests.engine.test_api_structured import SCHEMA, of
-from tests.engine.test_api_tools import CLOCK, TWO, WEATHER, calls, put_together
+from tests.engine.test_api_tools import CLOCK, ONE, TWO, WEATHER, calls, put_together
 from tests.engine.test_resume import ASKED, TOKEN, body, every_token_alone, stream
 
 __all__ = ["every_token_alone"]
@@ -25,6 +25,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (TWO, {"tools": TOOLS, "tool_choice": "required"}),
     ("No.", {"tools": TOOLS, "tool_choice": "required", "temperature": 0}),
     ("Grüße 💡<tool_call>no call</tool_call> and more", {"tools": TOOLS}),
+    (f"{ONE}\n{TWO}", {"tools": TOOLS, "tool_choice": "required"}),
     (TWO, {"tools": TOOLS, "max_tokens": 25}),
     ("Why, of course!", of(SCHEMA)),
 ]

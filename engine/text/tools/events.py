@@ -33,6 +33,8 @@ class Parser(ABC):
         self.names = names
         self.calls = 0
         """Begun so far."""
+        self.ended = False
+        """The answer is over here, whatever else was sampled."""
 
     @abstractmethod
     def push(self, text: str) -> list[Event]: ...

@@ -15,11 +15,18 @@ from engine.text.tools.events import Arguments, CallStart, Event, Parser, joined
 from engine.text.tools.hermes import HermesParser
 from engine.text.tools.llama import LlamaJsonParser
 from engine.text.tools.mistral import MistralParser
+from engine.text.tools.once import Once
 from engine.text.tools.pythonic import PythonicParser
 
 NAMES = frozenset({"f", "get_weather"})
 Make = Callable[[frozenset[str]], Parser]
-PARSERS: list[Make] = [HermesParser, LlamaJsonParser, MistralParser, PythonicParser]
+
+
+def once(names: frozenset[str]) -> Parser:
+    return Once(HermesParser(names))
+
+
+PARSERS: list[Make] = [HermesParser, LlamaJsonParser, MistralParser, PythonicParser, once]
 ARGUMENTS = st.recursive(
     st.none()
     | st.booleans()
@@ -37,6 +44,7 @@ CALL: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 )
 PIECES = st.one_of(
     CALL.map(json.dumps),
+    CALL.map(lambda call: f"<tool_call>\n{json.dumps(call)}\n</tool_call>\n" * 2),
     CALL.map(lambda call: f"<tool_call>\n{json.dumps(call)}\n</tool_call>"),
     CALL.map(lambda call: json.dumps({"arguments": call["arguments"], "name": call["name"]})),
     CALL.map(lambda call: f"[TOOL_CALLS]{call['name']}[ARGS]{json.dumps(call['arguments'])}"),
@@ -176,3 +184,31 @@ def test_a_long_answer_takes_time_in_proportion(make: Make) -> None:
     """Quadratic work on 200,000 pieces would not end."""
     text = '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 200_000
     assert sum(map(size_of, read(make, list(text)))) > 0
+
+
+def wrapped(*found: dict[str, Any]) -> str:
+    return "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in found)
+
+
+NEAR: dict[str, Any] = {"name": "get_weather", "arguments": {"city": "Köln", "when": ["now", "</tool_call> "]}}
+
+
+@pytest.mark.parametrize("between", [[], [F], [NEAR, F]])
+def test_a_call_that_was_there_word_for_word_ends_the_answer(between: list[dict[str, Any]]) -> None:
+    text = wrapped(WEATHER, *between, WEATHER, F) + "and more"
+    for pieces in ([text], list(text)):
+        parser = once(NAMES)
+        events = joined([event for piece in pieces for event in parser.push(piece)] + parser.finish())
+        assert calls(events) == [(call["name"], call["arguments"]) for call in (WEATHER, *between)]
+        assert parser.ended and parser.calls == 1 + len(between)
+        assert texts(events) == ""
+
+
+def test_a_call_that_only_begins_like_another_is_told() -> None:
+    for text in (
+        wrapped(WEATHER, NEAR, F),
+        wrapped(WEATHER, {**WEATHER, "name": "f"}),
+        wrapped(WEATHER, WEATHER)[:-30],
+    ):
+        events = read(once, list(text))
+        assert events == read(HermesParser, [text])

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.e2e.conftest import deployment
+
+__all__ = ["deployment"]
