@@ -33,6 +33,30 @@ _arithmetic = click.option(
     help="Of activations. int16 is as exact as float32 and faster; int8 is faster still, and only close to it.",
 )
 
+_device = (
+    click.option(
+        "--device",
+        type=click.Choice(["auto", "cpu", "cuda"]),
+        default="auto",
+        show_default=True,
+        help="auto: a GPU where NVIDIA's driver and edgeproxy[gpu] are there.",
+    ),
+    click.option(
+        "--gpu-dtype",
+        type=click.Choice(["bf16", "f16"]),
+        default="bf16",
+        show_default=True,
+        help="What a GPU computes in.",
+    ),
+    click.option(
+        "--gpu-weights",
+        type=click.Choice(["kept", "dense"]),
+        default="kept",
+        show_default=True,
+        help="On a GPU: matrices in the file's 8 or 4 bits, or all of them as --gpu-dtype.",
+    ),
+)
+
 
 def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What decides how much memory a model takes; the same for every command that asks."""
@@ -46,11 +70,12 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         _arithmetic,
         click.option(
             "--kv-dtype",
-            type=click.Choice(["f16", "int8"]),
+            type=click.Choice(["f16", "int8", "fp8"]),
             default="f16",
             show_default=True,
-            help="Of keys and values. int8 holds nearly twice as many tokens in the same memory.",
+            help="Of keys and values. int8 (CPU) and fp8 (GPU) hold about twice as many tokens in the same memory.",
         ),
+        *_device,
         click.option(
             "--cache",
             type=click.Path(file_okay=False, path_type=Path),
@@ -63,8 +88,9 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _options(model: str, threads: int | None, **sizes: Any) -> Any:
-    from engine.startup import ModelOptions
+    from engine.startup import ModelOptions, chosen_device
 
+    sizes["device"] = chosen_device(sizes["device"])
     return ModelOptions(model, threads or len(os.sched_getaffinity(0)), **sizes)
 
 
@@ -195,22 +221,26 @@ def serve(
     help="Where to keep it without -o.  [default: the user's cache]",
 )
 @_arithmetic
-def pack(model: str, out: Path | None, cache: Path | None, arithmetic: str) -> None:
-    """Pack a GGUF file into an image that nodes map and run in place."""
+@_device[0]
+@_device[1]
+@_device[2]
+def pack(model: str, out: Path | None, cache: Path | None, **layout: Any) -> None:
+    """Pack a GGUF file into an image that nodes map and run in place, in the layout of the device."""
     from engine.model.cache import default_folder, opened
     from engine.model.source import resolve
     from engine.progress import PackProgress
 
     try:
-        from engine.executor.native import PACKERS
         from engine.model.pack import pack as write
+        from engine.startup import packer_of
 
+        packer = packer_of(_options(model, 1, kv_tokens=KV_TOKENS, **layout))
         with PackProgress() as progress:
             if out is None:
-                image = opened(model, cache or default_folder(), PACKERS[arithmetic], progress)
+                image = opened(model, cache or default_folder(), packer, progress)
             else:
-                image = write(resolve(model), out, PACKERS[arithmetic], progress)
-    except (ValueError, ImportError) as error:
+                image = write(resolve(model), out, packer, progress)
+    except (ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(image.path)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +16,7 @@ from engine.model.gguf import read as read_gguf
 from engine.model.image import Image, is_image, verify
 from engine.model.image import read as read_image
 from engine.model.source import SourceError, resolve
-from engine.startup import ModelOptions
+from engine.startup import ModelOptions, packer_of
 
 
 def show(options: ModelOptions, check: bool) -> None:
@@ -26,7 +25,7 @@ def show(options: ModelOptions, check: bool) -> None:
     console = Console()
     console.print(str(path), soft_wrap=True)
     try:
-        image = _image(path, options.arithmetic) if is_image(path) else None
+        image = read_image(path, packer_of(options).layout) if is_image(path) else None
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; name a file you may read") from error
     if image is not None:
@@ -38,12 +37,6 @@ def show(options: ModelOptions, check: bool) -> None:
     else:
         gguf = read_gguf(path)
         _show(console, llama_config(gguf), gguf.tensors, options)
-
-
-def _image(path: Path, arithmetic: str) -> Image:
-    from engine.executor.native import PACKERS
-
-    return read_image(path, PACKERS[arithmetic].layout)
 
 
 def _show(console: Console, config: LlamaConfig, tensors: Mapping[str, TensorInfo], options: ModelOptions) -> None:

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -23,14 +24,16 @@ from engine.warmup import WarmUp
 
 if TYPE_CHECKING:
     from engine.executor.base import Executor
-    from engine.executor.native import NativeExecutor
     from engine.gpu.monitor import Monitor
+    from engine.model.pack import Packer
     from engine.text.template import ChatTemplate
     from engine.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
 
+INTERPRETED = "interpreted"
+"""A device for tests: a GPU's code on the CPU, with its kernels in numpy."""
 END_S = 2.0
 """How long a start that is not wanted any more may take to notice."""
 
@@ -54,7 +57,13 @@ class ModelOptions:
     arithmetic: str = "int16"
     """Of activations: a key of `native.PACKERS`."""
     kv_dtype: str = "f16"
-    """Of keys and values: a key of `layout.KV_DTYPES`."""
+    """Of keys and values: a key of `layout.KV_DTYPES`; on a GPU f16 (as wide as `gpu_dtype`) or fp8."""
+    device: str = "cpu"
+    """cpu, cuda, or INTERPRETED."""
+    gpu_dtype: str = "bf16"
+    """What a GPU computes in: a key of `gpu_layout.WIDTHS`."""
+    gpu_weights: str = "kept"
+    """kept: matrices stay in the file's 8 or 4 bits; dense: they become `gpu_dtype`."""
     cache: Path | None = None
     """Folder of packed images; None for the user's."""
 
@@ -157,7 +166,18 @@ class Start:
 
     def _open(self) -> Opened:
         image = self._timed("image", lambda: open_image(self._options, self._told))
-        executor = self._timed("map and arena", lambda: open_executor(image, self._options))
+        monitor = open_monitor(self._options)
+        try:
+            with nullcontext() if monitor is None else monitor.under_load():
+                executor, text = self._first_tokens(image, monitor)
+        except BaseException:
+            if monitor is not None:
+                monitor.close()
+            raise
+        return Opened(executor, text, monitor)
+
+    def _first_tokens(self, image: Image, monitor: Monitor | None) -> tuple[Executor, Text]:
+        executor = self._timed("map and arena", lambda: open_executor(image, self._options, monitor))
         try:
             warm_up = WarmUp(executor)
             text = self._timed("tokenizer and template", lambda: open_text(image))
@@ -165,7 +185,7 @@ class Start:
         except BaseException:
             executor.close()
             raise
-        return Opened(executor, text)
+        return executor, text
 
     def _told(self, done: int, total: int) -> None:
         self._check()
@@ -183,24 +203,57 @@ class Start:
         return result
 
 
-def open_image(options: ModelOptions, progress: Progress) -> Image:
-    """Raises ValueError (SourceError, GgufError, ImageError) and StartError."""
+def chosen_device(asked: str, root: Path = Path("/")) -> str:
+    """What `auto` means here: cuda where NVIDIA's driver is loaded and what a GPU node needs is installed."""
+    if asked != "auto":
+        return asked
+    if not (root / "dev/nvidiactl").exists():
+        return "cpu"
+    from importlib.util import find_spec
+
+    return "cuda" if find_spec("torch") and find_spec("triton") else "cpu"
+
+
+def packer_of(options: ModelOptions) -> Packer:
+    """How the device's kernels want their matrices. Raises StartError where what it needs is not installed."""
+    if options.device != "cpu":
+        from engine import gpu_startup
+
+        return gpu_startup.packer_of(options)
     try:
         from engine.executor.native import PACKERS
     except ImportError as error:
         raise StartError(f"the native executor is not built ({error}): run scripts/install") from error
-    return cache.opened(options.model, options.cache or cache.default_folder(), PACKERS[options.arithmetic], progress)
+    return PACKERS[options.arithmetic]
+
+
+def open_image(options: ModelOptions, progress: Progress) -> Image:
+    """Raises ValueError (SourceError, GgufError, ImageError) and StartError."""
+    return cache.opened(options.model, options.cache or cache.default_folder(), packer_of(options), progress)
+
+
+def open_monitor(options: ModelOptions) -> Monitor | None:
+    """Of the GPU that is to be used, before anything is done there."""
+    if options.device != "cuda":
+        return None
+    from engine.gpu.monitor import open_monitor as opened
+
+    return opened()
 
 
 def memory_plan(image: Image, options: ModelOptions) -> layout.Plan:
     return layout.plan(image.config, image.sections["weights"].nbytes, options.sizes)
 
 
-def open_executor(image: Image, options: ModelOptions) -> NativeExecutor:
+def open_executor(image: Image, options: ModelOptions, monitor: Monitor | None = None) -> Executor:
     """Maps the weights and takes all memory that steps need, once it is known to fit.
 
     Raises ValueError (LayoutError, and for weights that the kernels cannot run), RuntimeError, MemoryError.
     """
+    if options.device != "cpu":
+        from engine import gpu_startup
+
+        return gpu_startup.open_executor(image, options, monitor)
     from engine.executor.native import ACTIVATION_BITS, NativeExecutor
 
     layout.check_fits(memory_plan(image, options), memory.available())

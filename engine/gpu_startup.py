@@ -1,0 +1,68 @@
+"""A start on a GPU: what must be installed, whether it fits, the executor. Loaded by such nodes alone."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from engine.gpu import fit
+from engine.model import gpu_layout, layout
+from engine.model.gpu_image import packer
+from engine.model.gpu_layout import GpuSizes
+from engine.startup import INTERPRETED, ModelOptions, StartError
+from engine.step import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from engine.executor.cuda import CudaExecutor
+    from engine.executor.gpu.device import Device
+    from engine.gpu.monitor import Monitor
+    from engine.model.image import Image
+    from engine.model.pack import Packer
+
+NEEDED = ("torch", "triton", "numpy")
+
+
+def packer_of(options: ModelOptions) -> Packer:
+    """Raises StartError where a GPU node's packages are not installed."""
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise StartError(
+            f"a node on a GPU needs {', '.join(NEEDED)}, and {', '.join(missing)} cannot be imported: install "
+            "edgeproxy[gpu], or run with --device cpu"
+        )
+    return packer(options.gpu_dtype, kept=options.gpu_weights == "kept")
+
+
+def sizes_of(image: Image, options: ModelOptions) -> GpuSizes:
+    blocks = options.kv_tokens // BLOCK_TOKENS
+    return GpuSizes(
+        options.step_tokens,
+        options.slots,
+        blocks,
+        min(image.config.context, blocks * BLOCK_TOKENS),
+        options.gpu_dtype,
+        "16" if options.kv_dtype == "f16" else options.kv_dtype,
+    )
+
+
+def memory_plan(image: Image, options: ModelOptions) -> layout.Plan:
+    """Raises LayoutError for a KV type that a GPU has no kernels for."""
+    return gpu_layout.plan(image.config, image.sections["weights"].nbytes, sizes_of(image, options))
+
+
+def open_executor(image: Image, options: ModelOptions, monitor: Monitor | None) -> CudaExecutor:
+    """Asks whether it fits before there is a CUDA context, then takes all memory that steps need, and captures them.
+
+    Raises ValueError (LayoutError), RuntimeError (DeviceError, and where there is too little memory after all).
+    """
+    plan = memory_plan(image, options)
+    if monitor is not None:
+        monitor.check(fit.needs(plan))
+    from engine.executor.cuda import CudaExecutor
+
+    return CudaExecutor(image, _device(options), sizes_of(image, options))
+
+
+def _device(options: ModelOptions) -> Device:
+    from engine.executor.gpu.device import CpuDevice, CudaDevice
+
+    return CpuDevice() if options.device == INTERPRETED else CudaDevice()
