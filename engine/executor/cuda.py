@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,7 +22,7 @@ from engine.executor.gpu.buffers import Arena, Buffers, angles
 from engine.executor.gpu.device import Device, Mark
 from engine.executor.gpu.host import HostSlots, Staging
 from engine.executor.gpu.launch import Shape, agree
-from engine.executor.gpu.weights import spans, views
+from engine.executor.gpu.weights import Weights, spans, views
 from engine.executor.gpu.works import Works
 from engine.executor.kernels import slot as fields
 from engine.executor.plans import check, check_block
@@ -29,8 +30,10 @@ from engine.executor.upload import Uploader
 from engine.executor.upload_torch import DeviceWeights, MappedBytes
 from engine.model import gpu_layout
 from engine.model.gpu_layout import GpuSizes
-from engine.model.image import Image
 from engine.step import Finish, Logprobs, Row, RowResult, Sampling, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from engine.model.image import Image
 
 _FINISH = {0: None, fields.STOP.value: Finish.STOP, fields.ERROR.value: Finish.ERROR}
 
@@ -105,6 +108,11 @@ class CudaExecutor(Executor):
     @property
     def device(self) -> Device:
         return self._device
+
+    @property
+    def weights(self) -> Weights:
+        """On the device. For checks."""
+        return self._views
 
     @property
     def block_bytes(self) -> int:

@@ -15,13 +15,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from engine.model.gguf import BLOCKS, TensorInfo
-from engine.model.image import TENSOR_ALIGNMENT
-from engine.model.pack import Packer
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from engine.model.pack import Packer
+
+ALIGNMENT: Final = 64
+"""Of parts: the image's own."""
 GROUP: Final = 32
 """Columns that share a scale."""
 DTYPES: Final = MappingProxyType({"bf16": "BF16", "f16": "F16", "f32": "F32"})
@@ -45,6 +47,8 @@ class Part(NamedTuple):
 
 def packer(dtype: str, *, kept: bool) -> Packer:
     """dtype: a key of DTYPES. kept: matrices of 8 and 4 bits stay so, instead of becoming ones of `dtype`."""
+    from engine.model.pack import Packer
+
     dense = DTYPES[dtype]
     dtypes = dict.fromkeys(("F32", "F16", "Q4_1", "Q8_0"), dense)
     if kept:
@@ -77,7 +81,7 @@ def _pack(source: str, target: str, rows: int, cols: int, data: bytes) -> bytes:
 def _padded(arrays: tuple[npt.NDArray[Any], ...]) -> Iterator[bytes]:
     for array in arrays:
         yield array.tobytes()
-        yield bytes(-array.nbytes % TENSOR_ALIGNMENT)
+        yield bytes(-array.nbytes % ALIGNMENT)
 
 
 def _kept(source: str, rows: int, data: bytes) -> tuple[npt.NDArray[Any], ...]:
@@ -111,4 +115,4 @@ def _bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

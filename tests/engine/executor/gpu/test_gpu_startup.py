@@ -24,13 +24,15 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said
 @pytest.fixture
 def options(tmp_path: Path) -> ModelOptions:
     source = write_llama(tmp_path / "tiny.gguf", text=True)
-    sizes = {"threads": 1, "kv_tokens": 64, "slots": 2, "step_tokens": 16}
     return ModelOptions(
         str(source),
-        **sizes,
+        threads=1,
+        kv_tokens=64,
+        slots=2,
+        step_tokens=16,
         cache=tmp_path / "cache",
         device=INTERPRETED,
-        gpu_dtype="f32",  # type: ignore[arg-type]
+        gpu_dtype="f32",
     )
 
 
