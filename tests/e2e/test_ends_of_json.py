@@ -24,7 +24,7 @@ def schema(text: bytes) -> bytes:
 
 
 CASES = {
-    "scripts": (chat(orjson.dumps("Grüße 👩‍👩‍👧 \u202eעברית عربى\u202c 𝔘 e\u0301 \x00\x7f")), 200),
+    "scripts": (chat(orjson.dumps("Grüße 👩‍👩‍👧 \u202eעברית عربى\u202c 𝔘 e\u0301 \x00\x7f")), 200),  # noqa: RUF001
     "pair": (chat(b'"\\ud83d\\udca1"'), 200),
     "half-a-pair": (chat(b'"\\ud83d"'), 400),
     "no-utf8": (chat(b'"\xff"'), 400),
