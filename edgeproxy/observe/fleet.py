@@ -62,6 +62,10 @@ def fleet_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
     in_flight = GaugeMetricFamily("edgeproxy_in_flight", "Requests under way at a node", labels=labels)
     ready = GaugeMetricFamily("edgeproxy_node_ready", "1 while a node is ready", labels=labels)
     queue = GaugeMetricFamily("edgeproxy_node_queue_seconds", "Prefill that waits at a node", labels=labels)
+    waiting = GaugeMetricFamily("edgeproxy_node_waiting_tokens", "Prompt tokens that wait at a node", labels=labels)
+    rate = GaugeMetricFamily(
+        "edgeproxy_node_prefill_tokens_per_second", "At which a node computes prompts of late", labels=labels
+    )
     kv_used = GaugeMetricFamily("edgeproxy_node_kv_used_ratio", "Share of a node's KV blocks in use", labels=labels)
     rtt = GaugeMetricFamily("edgeproxy_region_rtt_seconds", "Round trip to a region's nearest node", labels=["region"])
     nearest: dict[str, float] = {}
@@ -71,11 +75,14 @@ def fleet_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
         ready.add_metric(place, float(node.ready))
         _add(queue, place, node.queue_s)
         _add(kv_used, place, node.kv_used)
+        if node.report is not None:
+            waiting.add_metric(place, node.report.waiting_prefill_tokens)
+            _add(rate, place, node.report.prefill_tokens_per_s or None)
         if node.rtt_s is not None:
             nearest[node.region] = min(node.rtt_s, nearest.get(node.region, node.rtt_s))
     for region, seconds in nearest.items():
         rtt.add_metric([region], seconds)
-    yield from (in_flight, ready, queue, kv_used, rtt)
+    yield from (in_flight, ready, queue, waiting, rate, kv_used, rtt)
     for name, field, text in _INSTRUMENTS:
         family = GaugeMetricFamily(name, text, labels=labels)
         for node in nodes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,6 +12,7 @@ from edgeproxy.observe.fleet import NodeView
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.observe.requests import FIRST_TOKEN_EDGES
+from edgeproxy.protocol.node.report import NodeReport, NodeState
 from edgeproxy.routing.budget import BUDGET_S
 from tests.observe.records import record
 
@@ -83,6 +85,20 @@ def test_fleet_is_read_at_the_scrape() -> None:
     assert ("edgeproxy_region_rtt_seconds", (("region", "b"),)) not in found
     assert found["edgeproxy_in_flight", (("node", "a-1"), ("region", "a"))] == 3
     assert found["edgeproxy_node_ready", (("node", "b-1"), ("region", "b"))] == 0
+
+
+def test_what_to_scale_by_is_told_where_a_node_reports_it() -> None:
+    report = NodeReport(NodeState.READY, "m", "n", 1, 2, 3000, 100, 50, 0, 16, 1000.0, 1.0, 1, 0.0)
+    fresh = replace(report, waiting_prefill_tokens=0, prefill_tokens_per_s=0.0)
+    nodes = [replace(node(name, "a", 0.01), report=told) for name, told in (("a-1", report), ("a-2", fresh))]
+    found = samples(Metrics("1", lambda: [*nodes, node("b-1", "b", 0.02)]))
+    busy, idle = (("node", "a-1"), ("region", "a")), (("node", "a-2"), ("region", "a"))
+    assert found["edgeproxy_node_waiting_tokens", busy] == 3000
+    assert found["edgeproxy_node_prefill_tokens_per_second", busy] == 1000
+    assert found["edgeproxy_node_queue_seconds", busy] == 3
+    assert found["edgeproxy_node_waiting_tokens", idle] == 0
+    assert ("edgeproxy_node_prefill_tokens_per_second", idle) not in found
+    assert not [name for name, labels in found if ("node", "b-1") in labels and "waiting" in name]
 
 
 def test_two_proxies_in_one_process_do_not_share_counts() -> None:
