@@ -192,7 +192,7 @@ async def test_a_slow_reader_is_no_silence_of_the_node() -> None:
         await peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9000000\r\n\r\n" + b"x" * 9_000_000)
         await peer.gone()
 
-    limits = replace(FAST, response=ResponseLimits(stall_s=0.02, buffer_bytes=1000))
+    limits = replace(FAST, response=ResponseLimits(stall_s=0.5, buffer_bytes=1000))
     async with raw_server(script) as server:
         pool = pool_to(server.port, limits)
         response = await get(pool)
@@ -202,11 +202,11 @@ async def test_a_slow_reader_is_no_silence_of_the_node() -> None:
         def count() -> None:
             nonlocal sweeps
             sweeps += 1
-            if sweeps < 10:
+            if sweeps < 100:
                 asyncio.get_running_loop().call_later(limits.sweep_s, count)
 
         count()
-        await until(lambda: sweeps == 10)  # five times the stall limit
+        await until(lambda: sweeps == 100)  # twice the stall limit
         assert len(first) + len(await body(response)) == 9_000_000
         pool.close()
 
