@@ -31,6 +31,7 @@ def test_without_a_gpu_it_says_so_and_gives_no_figures() -> None:
     assert "tok/s" not in done.stdout
 
 
+@pytest.mark.long
 def test_its_checks_of_numbers_pass_on_an_interpreted_model() -> None:
     done = run("--device", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr
