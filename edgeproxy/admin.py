@@ -17,6 +17,7 @@ from edgeproxy.config import Config
 from edgeproxy.gateway.account import Account
 from edgeproxy.gateway.app import CHAT_PATH, AsgiApp, Scope
 from edgeproxy.gateway.watch import Receive, Send
+from edgeproxy.observe.cost import costs
 from edgeproxy.observe.dashboard import CONTENT_SECURITY_POLICY, IMMUTABLE, PAGE, asset
 from edgeproxy.observe.fleet import NodeView
 from edgeproxy.observe.live import MAX_CLIENTS, Live
@@ -69,7 +70,12 @@ class Known:
             "locations": self.locations,
             "protocols": requests.protocols,
             "codes": requests.codes,
+            "costs": [[*place, cost] for place, cost in self.costs(now).items()],
         }
+
+    def costs(self, now: float) -> dict[tuple[str, str], float]:
+        """(model, region) -> of 1,000 tokens over the last hour."""
+        return costs(self.nodes(), self.account.metrics.produced.window(now))
 
     @property
     def locations(self) -> dict[str, tuple[float, float]]:

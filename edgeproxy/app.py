@@ -172,4 +172,5 @@ def _view(node: Node, now: float) -> NodeView:
         rtt_min_s=node.rtt.minimum(now),
         report=node.report,
         instruments=node.instruments,
+        price_per_hour=node.config.price_per_hour,
     )

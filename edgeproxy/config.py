@@ -97,6 +97,8 @@ class NodeConfig:
     """(model id here, what the node calls it), for those that differ."""
     standby: bool = False
     """Serves only while no other node of the model is fit."""
+    price_per_hour: float | None = None
+    """In the operator's currency: its own, or its region's; None: not given."""
 
     continue_final_message: bool = False
     """It may go on with other nodes' streams from their text alone (vLLM, SGLang); the client is told."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -27,10 +26,10 @@ from edgeproxy.config import (
     RelayConfig,
     Tls,
 )
+from edgeproxy.config_tree import Place, StrictLoader, kind_of
 
 MAX_FILE_BYTES = 2**20
 _TOP = "listen tls keys hosts budget_ms budgets objective traces_to fallbacks limits regions".split()
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}\*?")
 
 _ADMISSIONS = ("guarantee", "optimistic")
@@ -52,102 +51,15 @@ def parse(text: str, path: Path) -> Config:
     if len(text) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes; split the deployment into several proxies")
     try:
-        tree = yaml.load(text, Loader=_StrictLoader)
+        tree = yaml.load(text, Loader=StrictLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: nested too deeply; regions.yaml needs five levels") from error
-    return _config(_Node(path, "", tree), path)
+    return _config(Place(path, "", tree), path)
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses repeated keys, and aliases, by which a small file can grow without bound."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.constructor.ConstructorError(None, None, "aliases (*name) are not supported here", mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key.start_mark)
-            if key.value in seen:
-                message = f"the key {key.value!r} stands here twice; remove one"
-                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-class _Node:
-    """A value with the place it came from, so that every complaint can say where."""
-
-    def __init__(self, path: Path, key: str, value: object) -> None:
-        self.path, self.key, self.value = path, key, value
-
-    def error(self, cause: str, remedy: str) -> ConfigError:
-        return ConfigError(f"{self.path}: {self.key or 'the file'}: {cause}; {remedy}")
-
-    def mapping(self, known: Iterable[str]) -> dict[str, _Node]:
-        if not isinstance(self.value, dict):
-            raise self.error(f"is {_kind(self.value)}, not a mapping", "write `key: value` lines below it")
-        allowed = list(known)
-        for name in self.value:
-            if name not in allowed:
-                near = difflib.get_close_matches(str(name), allowed, 1)
-                remedy = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(allowed)}"
-                raise self.error(f"unknown key {name!r}", remedy)
-        return {name: self.child(name, value) for name, value in self.value.items() if value is not None}
-
-    def named(self) -> dict[str, _Node]:
-        """A mapping whose keys are names that the operator chose."""
-        if not isinstance(self.value, dict) or not self.value:
-            raise self.error(f"is {_kind(self.value)}", "name at least one entry below it")
-        for name in self.value:
-            if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise self.error(f"{name!r} is no name", "use lower-case letters, digits, '.', '_' and '-'")
-        return {name: self.child(name, value) for name, value in self.value.items()}
-
-    def items(self) -> list[_Node]:
-        if not isinstance(self.value, list) or not self.value:
-            raise self.error(f"is {_kind(self.value)}", "write a list with at least one entry")
-        return [_Node(self.path, f"{self.key}[{i}]", value) for i, value in enumerate(self.value)]
-
-    def text(self) -> str:
-        if not isinstance(self.value, str) or not self.value:
-            raise self.error(f"is {_kind(self.value)}, not text", "put the value in quotes")
-        return self.value
-
-    def flag(self) -> bool:
-        if not isinstance(self.value, bool):
-            raise self.error(f"is {_kind(self.value)}", "write true or false")
-        return self.value
-
-    def number(self, least: float, most: float) -> float:
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
-            raise self.error(f"is {_kind(self.value)}, not a number", f"give a number from {least:g} to {most:g}")
-        if not least <= self.value <= most:
-            raise self.error(f"is {self.value}", f"give a number from {least:g} to {most:g}")
-        return float(self.value)
-
-    def count(self, least: int, most: int) -> int:
-        number = self.number(least, most)
-        if not number.is_integer():
-            raise self.error(f"is {number}", "give a whole number")
-        return int(number)
-
-    def child(self, name: str, value: object) -> _Node:
-        return _Node(self.path, f"{self.key}.{name}" if self.key else name, value)
-
-
-def _kind(value: object) -> str:
-    kinds = {dict: "a mapping", list: "a list", str: "text", bool: "true/false", int: "a number", float: "a number"}
-    return "missing" if value is None else kinds.get(type(value), f"a {type(value).__name__}")
-
-
-def _config(root: _Node, path: Path) -> Config:
+def _config(root: Place, path: Path) -> Config:
     top = root.mapping(_TOP)
     if "regions" not in top:
         raise root.error("has no `regions`", "add at least one region with one node")
@@ -170,14 +82,14 @@ def _config(root: _Node, path: Path) -> Config:
     )
 
 
-def _collector(node: _Node) -> str:
+def _collector(node: Place) -> str:
     found = urlsplit(node.text())
     if found.scheme not in ("http", "https") or not found.hostname:
         raise node.error(f"{node.value!r} is no URL", "name the collector, for example http://127.0.0.1:4318/v1/traces")
     return node.text()
 
 
-def _listen(node: _Node) -> Listen:
+def _listen(node: Place) -> Listen:
     found = {name: _address(item) for name, item in node.mapping(("http", "https", "admin")).items()}
     seen: dict[Address, str] = {}
     for name, address in found.items():
@@ -189,22 +101,22 @@ def _listen(node: _Node) -> Listen:
     return Listen(found.get("http"), found.get("https"), found.get("admin"))
 
 
-def _address(node: _Node) -> Address:
+def _address(node: Place) -> Address:
     host, _, port = node.text().rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise node.error(f"{node.value!r} is no address", "write host:port, for example 127.0.0.1:8080")
     return Address(host.removeprefix("[").removesuffix("]"), int(port))
 
 
-def _tls(node: _Node, folder: Path) -> Tls:
+def _tls(node: Place, folder: Path) -> Tls:
     found = node.mapping(("certificate", "key"))
     if set(found) != {"certificate", "key"}:
         raise node.error("needs both `certificate` and `key`", "give both, or neither for a development certificate")
     return Tls(folder / found["certificate"].text(), folder / found["key"].text())
 
 
-def _limits(node: _Node) -> GatewayLimits:
-    readers: dict[str, Callable[[_Node], Any]] = {
+def _limits(node: Place) -> GatewayLimits:
+    readers: dict[str, Callable[[Place], Any]] = {
         "body_bytes": lambda n: n.count(1024, 2**30),
         "hold_headers_s": lambda n: n.number(0.1, 600),
         "attempts": lambda n: n.count(1, 16),
@@ -216,11 +128,12 @@ def _limits(node: _Node) -> GatewayLimits:
     return GatewayLimits(**{name: readers[name](item) for name, item in node.mapping(readers).items()})
 
 
-def _region(name: str, node: _Node) -> RegionConfig:
-    found = node.mapping(("nodes", "relay", "location"))
+def _region(name: str, node: Place) -> RegionConfig:
+    found = node.mapping(("nodes", "relay", "location", "price_per_hour"))
     if "nodes" not in found:
         raise node.error("has no `nodes`", "list at least one node below it")
-    nodes = tuple(_node(f"{name}-{i}", item) for i, item in enumerate(found["nodes"].items(), 1))
+    price = _price(found)
+    nodes = tuple(_node(f"{name}-{i}", item, price) for i, item in enumerate(found["nodes"].items(), 1))
     relay = None
     if "relay" in found:
         delay = found["relay"].mapping(("delay_ms",)).get("delay_ms")
@@ -230,18 +143,24 @@ def _region(name: str, node: _Node) -> RegionConfig:
     return RegionConfig(name, nodes, relay, _location(found["location"]) if "location" in found else None)
 
 
-def _location(node: _Node) -> tuple[float, float]:
+def _price(found: dict[str, Place], otherwise: float | None = None) -> float | None:
+    """Of a node-hour; of no matter which currency, as long as it is one."""
+    return found["price_per_hour"].number(0, 1e6) if "price_per_hour" in found else otherwise
+
+
+def _location(node: Place) -> tuple[float, float]:
     degrees = node.items()
     if len(degrees) != 2:
         raise node.error("is no place", "write [degrees north, degrees east], for example [52.4, 4.9]")
     return degrees[0].number(-90, 90), degrees[1].number(-180, 180)
 
 
-def _node(default_name: str, node: _Node) -> NodeConfig:
+def _node(default_name: str, node: Place, price: float | None) -> NodeConfig:
+    """`price`: the region's, for nodes that have none of their own."""
     found = node.mapping(
         (
             *("name", "kind", "url", "models", "names", "launch"),
-            *("api_key_env", "tls", "continue_final_message", "standby"),
+            *("api_key_env", "tls", "continue_final_message", "standby", "price_per_hour"),
         )
     )
     for needed in ("url", "models"):
@@ -267,10 +186,11 @@ def _node(default_name: str, node: _Node) -> NodeConfig:
         if "continue_final_message" in found
         else False,
         standby=found["standby"].flag() if "standby" in found else False,
+        price_per_hour=_price(found, price),
     )
 
 
-def _node_tls(node: _Node, url: str) -> NodeTls:
+def _node_tls(node: Place, url: str) -> NodeTls:
     found = node.mapping(("ca", "certificate", "key", "name"))
     if not url.startswith("https:"):
         raise node.error("is for nodes with an https URL", "write https://host:port, or leave it out")
@@ -280,20 +200,20 @@ def _node_tls(node: _Node, url: str) -> NodeTls:
     return NodeTls(name=found["name"].text() if "name" in found else None, **files)
 
 
-def _continues(node: _Node, kind: str) -> bool:
+def _continues(node: Place, kind: str) -> bool:
     wanted = node.flag()
     if wanted and kind not in ("vllm", "sglang"):
         raise node.error(f"a {kind} node knows no such field", "leave it out; native nodes resume exactly")
     return wanted
 
 
-def _names(node: _Node, models: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _names(node: Place, models: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """`public id: what the node calls it`."""
     found = node.mapping(models)
     return tuple((model, name.text()) for model, name in found.items())
 
 
-def _launch(node: _Node) -> Launch:
+def _launch(node: Place) -> Launch:
     found = node.mapping(
         (
             *("source", "threads", "kv_tokens", "arithmetic", "kv_dtype", "quantum_ms", "max_wait_ms"),
@@ -321,14 +241,14 @@ def _launch(node: _Node) -> Launch:
     )
 
 
-def _choice(node: _Node, names: tuple[Any, ...], what: str) -> Any:
+def _choice(node: Place, names: tuple[Any, ...], what: str) -> Any:
     name = node.text()
     if name not in names:
         raise node.error(f"{name!r} is no {what}", f"use one of {', '.join(names)}")
     return name
 
 
-def _origin(node: _Node, *, launched: bool) -> str:
+def _origin(node: Place, *, launched: bool) -> str:
     """scheme://host:port and nothing more: a path or credentials here would be sent to the wrong place."""
     remedy = "write scheme://host:port, for example http://127.0.0.1:8101"
     try:
@@ -346,7 +266,7 @@ def _origin(node: _Node, *, launched: bool) -> str:
     return f"{parts.scheme}://{host}:{port or (443 if parts.scheme == 'https' else 80)}"
 
 
-def _model(node: _Node) -> str:
+def _model(node: Place) -> str:
     name = node.text()
     if not _MODEL.fullmatch(name):
         raise node.error(
@@ -355,28 +275,28 @@ def _model(node: _Node) -> str:
     return name
 
 
-def _budgets(node: _Node, regions: tuple[RegionConfig, ...]) -> dict[str, float]:
+def _budgets(node: Place, regions: tuple[RegionConfig, ...]) -> dict[str, float]:
     """Model -> milliseconds."""
     if not isinstance(node.value, dict) or not node.value:
-        raise node.error(f"is {_kind(node.value)}", "write `model: milliseconds` lines below it")
+        raise node.error(f"is {kind_of(node.value)}", "write `model: milliseconds` lines below it")
     _served(node, node.value, regions)
     return {
-        str(name): _Node(node.path, f"{node.key}.{name}", value).number(1, 600_000)
+        str(name): Place(node.path, f"{node.key}.{name}", value).number(1, 600_000)
         for name, value in node.value.items()
     }
 
 
-def _served(node: _Node, names: Iterable[object], regions: tuple[RegionConfig, ...]) -> None:
+def _served(node: Place, names: Iterable[object], regions: tuple[RegionConfig, ...]) -> None:
     models = {model for region in regions for one in region.nodes for model in one.models}
     for name in names:
         if name not in models:
             raise node.error(f"{name!r} is served by no node", "name models as the nodes name them")
 
 
-def _fallbacks(node: _Node, regions: tuple[RegionConfig, ...]) -> dict[str, str]:
+def _fallbacks(node: Place, regions: tuple[RegionConfig, ...]) -> dict[str, str]:
     """Model -> model; both are served, and no chain leads back to its beginning."""
     if not isinstance(node.value, dict) or not node.value:
-        raise node.error(f"is {_kind(node.value)}", "write `model: model to answer instead` lines below it")
+        raise node.error(f"is {kind_of(node.value)}", "write `model: model to answer instead` lines below it")
     found = {str(name): node.child(name, value).text() for name, value in node.value.items()}
     for name, other in found.items():
         _served(node, (name, other), regions)
@@ -385,7 +305,7 @@ def _fallbacks(node: _Node, regions: tuple[RegionConfig, ...]) -> dict[str, str]
     return found
 
 
-def _unique_nodes(root: _Node, regions: tuple[RegionConfig, ...]) -> None:
+def _unique_nodes(root: Place, regions: tuple[RegionConfig, ...]) -> None:
     seen: set[str] = set()
     launched: dict[str, str] = {}
     for region in regions:

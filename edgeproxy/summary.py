@@ -48,6 +48,8 @@ def _region(region: RegionConfig) -> Iterator[str]:
         standby = ", standby: serves only while no other node of the model is fit" if node.standby else ""
         yield f"    {node.name}: {node.kind} at {node.url}{standby}"
         yield f"      serves {', '.join(_served(node))}"
+        if node.price_per_hour is not None:
+            yield f"      costs {node.price_per_hour:g} an hour"
         yield from (f"      {line}" for line in _how(node))
 
 

@@ -31,6 +31,7 @@ ROOMS = [
     "edgeproxy.routing",
     "edgeproxy.protocol",
     "edgeproxy.config_file",
+    "edgeproxy.config_tree",
     "edgeproxy.config",
 ]
 PURE = [

@@ -25,6 +25,18 @@ def test_the_default_deployment_is_valid() -> None:
     assert config.models == {"smollm2-135m-instruct": ("near-1", "far-1")}
 
 
+def test_a_node_has_its_own_price_or_its_regions() -> None:
+    text = """
+regions:
+  near:
+    price_per_hour: 0.9
+    nodes: [{url: 'http://a:1', models: [m]}, {url: 'http://a:2', models: [m], price_per_hour: 0}]
+  far: {nodes: [{url: 'http://a:3', models: [m]}]}
+"""
+    nodes = [node for region in parse(text, PATH).regions for node in region.nodes]
+    assert [node.price_per_hour for node in nodes] == [0.9, 0.0, None]
+
+
 def test_relative_paths_start_at_the_file() -> None:
     config = parse(NODE + "keys: keys.txt\ntls: {certificate: c.pem, key: k.pem}\n", PATH)
     assert config.keys == PATH.parent / "keys.txt"
@@ -51,6 +63,16 @@ def test_relative_paths_start_at_the_file() -> None:
         (NODE + "budget_ms: true", "budget_ms", "not a number"),
         (NODE + "limits: {attempts: 2.5}", "limits.attempts", "whole number"),
         (NODE + "limits: {hedge_share: 0.1}", "limits.hedge_share", "from 0 to 0.02"),
+        (
+            "regions: {near: {price_per_hour: -1, nodes: [{url: 'http://a:1', models: [m]}]}}",
+            "regions.near.price_per_hour",
+            "from 0",
+        ),
+        (
+            "regions: {near: {nodes: [{url: 'http://a:1', models: [m], price_per_hour: '$2'}]}}",
+            "nodes[0].price_per_hour",
+            "a number from",
+        ),
         (NODE + "listen: {http: '8080'}", "listen.http", "host:port"),
         (NODE + "listen: {admin: '127.0.0.1:1'}", "listen", "clients need one of them"),
         (NODE + "listen: {http: 'localhost:1', admin: 'localhost:1'}", "listen", "its own port"),

@@ -20,10 +20,11 @@ fallbacks: {big: small}
 regions:
   near:
     location: [52.4, 4.9]
+    price_per_hour: 0.9
     nodes:
       - {url: "http://127.0.0.1:8101", models: [small], launch: {source: small.gguf, threads: 2}}
       - {url: "https://10.0.0.7:8443", kind: vllm, models: [big], names: {big: org/Big-7B}, standby: true,
-         api_key_env: NODE_KEY, continue_final_message: true}
+         price_per_hour: 2.5, api_key_env: NODE_KEY, continue_final_message: true}
   far:
     relay: {delay_ms: 40}
     nodes: [{url: "http://127.0.0.1:8102", kind: openai, models: ["any-*"]}]
@@ -55,6 +56,8 @@ def test_what_is_written_is_told(tmp_path: Path) -> None:
         "started by the proxy: small.gguf, threads 2",
         "near-2: vllm at https://10.0.0.7:8443, standby",
         "serves big (there org/Big-7B)",
+        "      serves small\n      costs 0.9 an hour\n",
+        "costs 2.5 an hour",
         "key from $NODE_KEY",
         "goes on with other nodes' streams",
         "model big\n    nodes near-2; budget of a first token 400 ms\n    falls back to small",
@@ -71,6 +74,7 @@ def test_defaults_are_told_too(tmp_path: Path) -> None:
     assert "keys       none; loopback only" in told
     assert "budget of a first token 150 ms" in told
     assert "standby" not in told and "falls back" not in told
+    assert "costs" not in told
 
 
 def test_no_secret_is_told(tmp_path: Path) -> None:

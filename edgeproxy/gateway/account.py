@@ -147,7 +147,7 @@ class Account:
             if call.expected_s is not None and call.shown_s is not None and call.region is not None:
                 metrics.forecast(call.region, call.expected_s, call.shown_s)
             self.decisions.add(call.choice, record)
-        metrics.requests.add(record)
+        metrics.recorded(record)
         self._log.record(record)
         self.outcomes.add(record)
         if self.tracer is not None and call.trace is not None:

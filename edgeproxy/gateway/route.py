@@ -13,14 +13,13 @@ from edgeproxy.gateway.controls import Controls
 from edgeproxy.gateway.hold import Holds
 from edgeproxy.gateway.plan import Known, Plan, Prompt, Text
 from edgeproxy.gateway.visit import Visit
+from edgeproxy.observe.fleet import PATTERN_MODEL
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.routing.affinity import Sessions
 from edgeproxy.routing.prefix import chain
 from edgeproxy.routing.shortlist import Shortlist
 from edgeproxy.upstream.node import Fleet, Node
 
-PATTERN_MODEL = "(pattern)"
-"""Label of models that only a pattern of the configuration matches: their names are the clients'."""
 _REMEMBERED = 1024
 
 

@@ -10,6 +10,8 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from edgeproxy.protocol.node.instruments import Instruments
 from edgeproxy.protocol.node.report import NodeReport
 
+PATTERN_MODEL = "(pattern)"
+"""Label of models that only a pattern of the configuration matches: their names are the clients'."""
 _INSTRUMENTS = (
     ("edgeproxy_node_susi_ratio", "susi", "SUSI: how evenly a node's compute threads are used"),
     ("edgeproxy_node_worker_busy_ratio", "worker_busy", "Of a node's busy time, what its compute threads ran"),
@@ -39,6 +41,7 @@ class NodeView:
     """The smallest of five minutes: its distance."""
     report: NodeReport | None = None
     instruments: Instruments | None = None
+    price_per_hour: float | None = None
 
     @property
     def queue_s(self) -> float | None:

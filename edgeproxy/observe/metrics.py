@@ -5,8 +5,9 @@ Counting is done on plain integers (histogram.py). A scrape turns them into the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import time
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -14,6 +15,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from edgeproxy.observe.burn import Burn
+from edgeproxy.observe.cost import Produced, cost_families
 from edgeproxy.observe.fleet import NodeView, fleet_families
 from edgeproxy.observe.histogram import Histogram
 from edgeproxy.observe.reloads import ReloadStatus
@@ -49,6 +51,7 @@ class Metrics:
         self._disconnects = 0
         self.requests = Requests()
         """What the requests' records say."""
+        self.produced = Produced(self._reloads.loaded_at)
         self._resumes: dict[str, int] = {}
         self._hedges: dict[str, int] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -57,6 +60,13 @@ class Metrics:
     def ended(self, model: str, region: str | None, status: int) -> None:
         key = (model, region or NO_REGION, status)
         self._requests[key] = self._requests.get(key, 0) + 1
+
+    def recorded(self, record: Mapping[str, Any]) -> None:
+        """Of a request that has ended: its line in the log."""
+        self.requests.add(record)
+        region, written = record["region"], record["completion_tokens"]
+        if region is not None and written:
+            self.produced.add(record["model"], region, written, record["time"])
 
     def edge(self, seconds: float) -> None:
         self._edge.observe(seconds)
@@ -128,7 +138,9 @@ class Metrics:
             burn.add_metric([window], rate)
         yield burn
         yield from _configuration(self._reloads)
-        yield from fleet_families(list(self._nodes()))
+        nodes = list(self._nodes())
+        yield from fleet_families(nodes)
+        yield from cost_families(nodes, self.produced.window(time()))
 
     def _routing(self) -> Iterator[Metric]:
         decisions = CounterMetricFamily(

@@ -13,7 +13,8 @@ from edgeproxy.config import Address, Config, Listen, NodeConfig, RegionConfig, 
 from edgeproxy.gateway.admit import ChatRequest
 from edgeproxy.gateway.controls import Controls
 from edgeproxy.gateway.plan import Plan
-from edgeproxy.gateway.route import PATTERN_MODEL, Router
+from edgeproxy.gateway.route import Router
+from edgeproxy.observe.fleet import PATTERN_MODEL
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.upstream.node import Fleet
 from tests.gateway.drive import ask, chat, edge

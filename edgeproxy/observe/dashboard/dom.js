@@ -43,6 +43,11 @@ export function plain(value, digits = 2) {
   return value === null || value === undefined ? NONE : value.toFixed(digits);
 }
 
+// In the operator's currency; prices of tokens are small, so that fixed digits would make them zero.
+export function price(value) {
+  return value === null || value === undefined ? NONE : String(Number(value.toPrecision(3)));
+}
+
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
 
 // A screen reader repeats a live region whenever it is written: so only when it says something new.

@@ -1,12 +1,19 @@
 // One row a node: how far, how busy, how healthy. Stale or unknown is a dash, never a zero.
 
-import { byId, element, milliseconds, number, percent, plain, row } from "./dom.js";
+import { byId, element, milliseconds, number, percent, plain, price, row } from "./dom.js";
 
 function stateOf(node) {
   if (!node.ready) return ["bad", `down: ${node.trouble}`];
   if (node.breaker !== "closed") return ["bad", `breaker ${node.breaker}`];
   if (node.instruments && node.instruments.sleeping) return ["quiet", "ready, asleep"];
   return ["good", node.standby ? "standby" : "ready"];
+}
+
+// Of 1,000 tokens in the node's region over the last hour, for each model that it serves.
+function costs(node, state) {
+  const here = state.costs.filter(([model, region]) => region === node.region && node.models.includes(model));
+  if (here.length < 2) return price(here.length ? here[0][2] : null);
+  return here.map(([model, , cost]) => `${model} ${price(cost)}`).join(", ");
 }
 
 function nodeRow(node, state) {
@@ -30,6 +37,8 @@ function nodeRow(node, state) {
     number(plain(shown.susi)),
     number(plain(shown.mpfr, 3)),
     number(milliseconds(shown.gap_p50_s)),
+    number(price(node.price_per_hour)),
+    number(costs(node, state)),
     node.models.join(", "),
   );
 }
