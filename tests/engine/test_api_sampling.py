@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -117,16 +119,32 @@ async def test_log_probabilities_spell_the_text(tokenizer: Tokenizer, chat_templ
         assert top == 0 or entry["top_logprobs"][0] | {"top_logprobs": entry["top_logprobs"]} == entry
 
 
+@pytest.mark.parametrize("slowly", [False, True])  # else several tokens come in one chunk
 async def test_a_streamed_chunk_carries_the_tokens_that_begin_in_it(
-    tokenizer: Tokenizer, chat_template: ChatTemplate
+    tokenizer: Tokenizer, chat_template: ChatTemplate, slowly: bool
 ) -> None:
-    async with serving(executor(tokenizer), tokenizer, chat_template) as served:
+    fake, gate = executor(tokenizer), threading.Semaphore(0) if slowly else None
+    fake.gate = gate
+
+    async def let_steps_end() -> None:
+        while gate is not None:
+            gate.release()
+            await asyncio.sleep(0.003)
+
+    async with serving(fake, tokenizer, chat_template) as served:
+        steps = asyncio.create_task(let_steps_end())
         chunks = (await chat_call(served.app, stream=True, logprobs=True).done()).chunks()
         whole = (await chat_call(served.app, logprobs=True).done()).json()["choices"][0]["logprobs"]
+        steps.cancel()
     choices = [chunk["choices"][0] for chunk in chunks]
+    told = spelled = 0  # bytes; a token may end within a character that a later chunk tells
     for choice in choices:
-        text = choice["delta"].get("content", "")
-        assert raw(content_of(choice)).decode() == text
+        end = told + len(choice["delta"].get("content", "").encode())
+        for entry in content_of(choice):
+            assert told <= spelled < end
+            spelled += len(entry["bytes"] or [])
+        assert spelled >= end
+        told = end
     assert [entry for choice in choices for entry in content_of(choice)] == whole["content"]
 
 
