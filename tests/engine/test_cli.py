@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,17 @@ def test_inspect_shows_configuration_tensors_and_memory(tiny_path: Path) -> None
     for part in ("kv_heads", "rope_theta", "token_embd.weight", "blk.*.attn_q", "tensors", "activations", "arena"):
         assert part in result.output
     assert "memory: 10 blocks" in result.output
+    memory = result.output[result.output.index("memory: 10 blocks") :]
+    lines = (line for line in memory.splitlines() if line[:1] in ("│", "┃"))
+    titles, *rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines]
+    assert titles == ["region", "buffer", "offset", "live in phases", "bytes"]
+    rows = [row for row in rows if row[0]]  # a long name goes on in a line of its own
+    assert [row[0] for row in rows[-1:]] == ["arena"]
+    assert {"weights", "activations", "kv", "sampling"} <= {row[0] for row in rows}
+    for _, _, offset, live, nbytes in rows[:-1]:
+        assert offset.replace(",", "").isdigit()
+        assert nbytes.replace(",", "").isdigit()
+        assert re.fullmatch(r"\d+ to \d+", live)
 
 
 def test_inspect_shows_where_an_image_comes_from(image_path: Path) -> None:

@@ -225,3 +225,12 @@ async def test_a_scheduler_that_plans_nothing_for_what_runs_is_a_failure_and_no_
         monkeypatch.setattr("engine.scheduler.Scheduler.plan", lambda _: None)
         assert (await all_of(loop.generate(request("a")))).finish is Finish.ERROR
         assert "no step can be planned" in str(loop.failure)
+
+
+async def test_blocks_that_do_not_add_up_are_noticed_once_the_engine_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(FakeExecutor()) as loop:
+        monkeypatch.setattr("engine.kv.BlockPool.release", lambda *_: None)
+        assert (await all_of(loop.generate(request("a")))).finish is Finish.LENGTH
+        async with asyncio.timeout(PATIENCE_S):
+            await loop.failed.wait()
+        assert "0 tables name it" in str(loop.failure)
