@@ -18,7 +18,7 @@ import torch
 
 from engine.executor.base import Executor, Limits
 from engine.executor.gpu import state
-from engine.executor.gpu.buffers import Arena, Buffers, angles
+from engine.executor.gpu.buffers import DTYPES, Arena, Buffers, angles
 from engine.executor.gpu.device import Device, Mark
 from engine.executor.gpu.host import HostSlots, Staging
 from engine.executor.gpu.launch import Shape, agree
@@ -72,7 +72,7 @@ class CudaExecutor(Executor):
         config = image.config
         self._device, self._sizes = device, sizes
         tiles = device.tiles
-        if tiles.wide != tiles.narrow and not agree(device.torch_device, tiles):
+        if tiles.wide != tiles.narrow and not agree(device.torch_device, tiles, DTYPES[sizes.dtype]):
             tiles = tiles.one
         self._shape = Shape(config, sizes.context, sizes.slots, tiles, sizes.part)
         self._limits = Limits(sizes.slots, sizes.blocks, sizes.step_tokens, sizes.context, config.vocab)
@@ -85,7 +85,8 @@ class CudaExecutor(Executor):
             MappedBytes(image.path, section.offset, section.nbytes), order, device.torch_device
         )
         self._views = views(self._weights.arena, section.offset, image.tensors, config)
-        self._arena = Arena(config, sizes, device.torch_device)
+        with device.order():  # or its zeros could come after what is written to it
+            self._arena = Arena(config, sizes, device.torch_device)
         self._buffers = Buffers(self._arena, self._shape, sizes)
         self._host = HostSlots(device, self._shape, sizes.slots)
         self._ring = deque(Staging(device, self._shape, sizes) for _ in range(self.depth + 1))
@@ -227,7 +228,8 @@ class CudaExecutor(Executor):
     def _wake(self) -> None:
         self._open()
         if self._asleep:
-            self._arena.restore()
+            with self._device.order():
+                self._arena.restore()
             self._works = self._prepare(self._weights.wake())
             self._asleep = False
 

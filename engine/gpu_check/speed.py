@@ -55,22 +55,22 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def check(
-    name: str, config: LlamaConfig, device: Device, dtype: str, bits: int, most: Ceiling, *, held: bool
+    name: str, config: LlamaConfig, device: Device, dtype: str, bits: int, most: Callable[[], Ceiling], *, held: bool
 ) -> Callable[[], Iterator[Line]]:
     """held: the shares that are wanted of an 8B are asked of it."""
 
     def run() -> Iterator[Line]:
         blocks = -(-(CONTEXT + STEPS + 16) // BLOCK_TOKENS)
         sizes = GpuSizes(PREFILL, ROWS[-1], ROWS[-1] * blocks + PREFILL // BLOCK_TOKENS, 4096, dtype)
-        began = time.monotonic()
+        ceilings, began = most(), time.monotonic()
         with running(config, device, dtype, bits, sizes) as runner:
             yield Line(f"{name}: start to the first step's end", f"{time.monotonic() - began:.1f} s")
-            yield _prefill(name, config, runner, most, held)
+            yield _prefill(name, config, runner, ceilings, held)
             weights = sum(m.nbytes for m in _read(runner))
             token = kv_block_bytes(config, sizes) // BLOCK_TOKENS
             for rows in ROWS:
                 yield from _decode(
-                    name, runner, rows, blocks, weights + rows * CONTEXT * token, most, held and rows == 1
+                    name, runner, rows, blocks, weights + rows * CONTEXT * token, ceilings, held and rows == 1
                 )
 
     return run

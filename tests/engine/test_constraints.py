@@ -104,11 +104,16 @@ async def test_preempted_ones_go_on_with_the_tokens_they_have() -> None:
 
 @pytest.mark.parametrize("steps", [1, 2])
 async def test_the_engine_stops_while_one_runs(steps: int) -> None:
-    loop = EngineLoop(FakeExecutor())
+    gate = threading.Semaphore(steps)
+    loop = EngineLoop(FakeExecutor(gate=gate))
     loop.start()
     generation = loop.generate(constrained("a", Follows(), max_tokens=200))
     async with asyncio.timeout(20):
-        for _ in range(steps):
-            await generation.next()
-    loop.stop()
+        told = 0
+        while told < steps:
+            told += len((await generation.next()).tokens)
+    stopping = asyncio.create_task(asyncio.to_thread(loop.stop))
+    await until(lambda: not loop._mailbox.empty())
+    gate.release(100)
+    await stopping
     assert (await all_of(generation)).finish is Finish.ABORT

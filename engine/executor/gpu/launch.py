@@ -217,7 +217,7 @@ def tell(
     )  # fmt: skip
 
 
-def agree(device: torch.device, tiles: Tiles, dtype: torch.dtype = torch.bfloat16) -> bool:
+def agree(device: torch.device, tiles: Tiles, dtype: torch.dtype) -> bool:
     """Whether the wide tile gives the narrow one's bits on this device: on numbers of which another order would
     show."""
     source = torch.Generator(device).manual_seed(1)

@@ -109,3 +109,12 @@ def test_few_rows_take_the_narrow_tile_and_many_the_wide_one() -> None:
     tiles = Tiles(narrow, wide, narrow, widen_at=64)
     assert [tiles.of(rows) for rows in (1, 63, 64, 500)] == [narrow, narrow, wide, wide]
     assert tiles.one.of(500) == narrow
+
+
+def test_tiles_that_add_in_another_order_are_told_from_those_that_do_not() -> None:
+    """Which decides whether a device may take both."""
+    narrow, same, deeper = Tile(16, 32, 512), Tile(32, 32, 512), Tile(16, 32, 1024)
+    cpu = torch.device("cpu")
+    assert launch.agree(cpu, Tiles(narrow, narrow, narrow, 16), torch.float32)
+    assert not launch.agree(cpu, Tiles(narrow, deeper, narrow, 16), torch.float32)
+    assert Tiles(narrow, same, narrow, 16).one.wide == narrow
