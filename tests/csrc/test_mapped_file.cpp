@@ -1,11 +1,10 @@
 // What a mapping brings into memory before anybody reads it.
-#include "mapped_file.h"
-
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include "check.h"
+#include "mapped_file.h"
 
 namespace edge {
 namespace {
