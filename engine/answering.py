@@ -85,6 +85,7 @@ class Stream:
             try:
                 index, piece = await self._choices.next()
             except ApiError as error:
+                exchange.failure = error
                 await exchange.write(error_event(error), more=False)
                 return
         if self._form.include_usage:

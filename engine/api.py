@@ -8,8 +8,9 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -30,6 +31,7 @@ from edgeproxy.protocol.openai.errors import ApiError, invalid
 from edgeproxy.protocol.openai.messages import MAX_IGNORED
 from edgeproxy.protocol.openai.schema import parse_json
 from edgeproxy.protocol.openai.sse import MEDIA_TYPE
+from edgeproxy.protocol.trace_context import RESPONSE as TRACERESPONSE
 from engine.answer import Choices
 from engine.answering import Notes, Stream, whole
 from engine.chat import answer_id, created
@@ -40,6 +42,9 @@ from engine.kinds import CHAT, Kind
 from engine.node import Node
 from engine.orca import FORMAT_HEADER, load_metrics
 from engine.orca import HEADER as LOAD_HEADER
+
+if TYPE_CHECKING:
+    from engine.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +75,11 @@ class NodeApp:
         *,
         limits: ApiLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        traces: Traces | None = None,
     ) -> None:
-        """token: what `/node/v1/*` asks for; None where anybody who can connect may ask."""
+        """token: what `/node/v1/*` asks for; None where anybody who can connect may ask. traces: where they are
+        collected."""
+        self._traces = traces
         self._node = node
         self._hosts = hosts
         self._token = token
@@ -238,11 +246,13 @@ class NodeApp:
         self._check_model(request.model)
         name = answer_id(kind.prefix)
         choices = await kind.open(self._node.chat(), request, name, terms, resume)
+        traced = nullcontext() if self._traces is None else self._traces.request(exchange, choices)
         async with exchange.watched(choices.abort):
-            try:
-                await self._told(exchange, kind, request, choices, name, resume)
-            finally:
-                choices.abort()
+            with traced:
+                try:
+                    await self._told(exchange, kind, request, choices, name, resume)
+                finally:
+                    choices.abort()
 
     async def _told(
         self,
@@ -312,8 +322,9 @@ class NodeApp:
 
     def _answer_headers(self, exchange: Exchange, request: Decoding, choices: Choices) -> Headers:
         answer = choices.first
+        traced: Headers = ((TRACERESPONSE, exchange.traced),) if exchange.traced else ()
         ignored = (*request.ignored, *choices.ignored)[:MAX_IGNORED]
-        fields: Headers = ((b"x-edge-ignored", _names(ignored)),) if ignored else ()
+        fields: Headers = (*traced, (b"x-edge-ignored", _names(ignored))) if ignored else traced
         if answer.prefix is not None and self._trusted(exchange):
             fields += ((PREFIX_HEADER, answer.prefix.encode()),)
         if self._trusted(exchange):

@@ -151,6 +151,11 @@ def main() -> None:
     type=click.FloatRange(0),
     help="For what runs and the store, at the end.",
 )
+@click.option(
+    "--traces-to",
+    metavar="URL",
+    help="OpenTelemetry collector (OTLP over HTTP), with edgeproxy[otel].  [default: none]",
+)
 @click.option("--allow-host", multiple=True, help="A further name to accept in Host; may be repeated.")
 @click.option("--exit-with-parent", is_flag=True, help="End when the parent dies or standard input ends.")
 def serve(
@@ -167,6 +172,7 @@ def serve(
     sleep_after: float | None,
     stall_s: float,
     drain_s: float,
+    traces_to: str | None,
     allow_host: tuple[str, ...],
     exit_with_parent: bool,
     **sizes: Any,
@@ -203,6 +209,7 @@ def serve(
                 sleep_s=sleep_after,
                 stall_s=stall_s,
                 drain_s=drain_s,
+                traces_to=traces_to,
                 allow_hosts=allow_host,
                 token=os.environ.get(TOKEN_ENV) or None,
             )

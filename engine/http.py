@@ -39,6 +39,12 @@ class Exchange:
         """The status is sent: an error can no longer change it."""
         self.siblings = 0
         """Further answers to this very request, which have just begun: no other request waits behind them."""
+        self.failure: ApiError | None = None
+        """What the caller was told in band, its status being sent."""
+        self.gone = False
+        """The client has left; once all is said, that means nothing."""
+        self.traced = b""
+        """Of its own span, where there is one: what tells the caller of it."""
         self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of a repeated field the first
         self._receive = receive
         self._send = send
@@ -85,6 +91,7 @@ class Exchange:
     async def _watch(self, gone: Callable[[], None]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self.gone = True
         gone()
 
     async def respond(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = JSON) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from engine.executor.base import Executor
     from engine.gpu.monitor import Monitor
+    from engine.traces import Traces
 
 
 FAILED_DRAIN_S = 1.0
@@ -61,6 +62,8 @@ class ServeOptions:
     sleep_s: float | None = None
     stall_s: float = STALL_S
     """Without progress for so long the node is not ready, for twice as long its process ends."""
+    traces_to: str | None = None
+    """URL of an OpenTelemetry collector."""
     allow_hosts: tuple[str, ...] = ()
     token: str | None = None
 
@@ -89,7 +92,8 @@ async def _serve(options: ServeOptions, start: Start) -> int:
     signals = _Signals()
     node = Node(options.model_id, options.stall_s)
     token = options.token.encode() if options.token is not None else None
-    app = NodeApp(node, Hosts(options.host, options.allow_hosts), token)
+    traces = _traces(options)
+    app = NodeApp(node, Hosts(options.host, options.allow_hosts), token, traces=traces)
     listener = _bind(options.host, options.port)
     print(f"listening on http://{_address(listener)}", flush=True)
     ready = asyncio.Event()
@@ -112,6 +116,8 @@ async def _serve(options: ServeOptions, start: Start) -> int:
         node.ready()
         ready.set()
         print(f"ready: {options.model_id} ({engine.numerics}) {_took(start)}", flush=True)
+        if traces is not None:
+            traces.started(start.began, start.phases, engine.numerics)
         if residency := await asyncio.to_thread(opened.executor.residency):
             print(residency, flush=True)
         gpu.start(engine)
@@ -132,6 +138,17 @@ async def _serve(options: ServeOptions, start: Start) -> int:
         await asyncio.to_thread(gpu.close)
         ready.set()
         await (await answering).shutdown([listener])
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
+
+
+def _traces(options: ServeOptions) -> Traces | None:
+    """Raises StartError."""
+    if options.traces_to is None:
+        return None
+    from engine.traces import traces  # OpenTelemetry takes longer to load than all else
+
+    return traces(options.traces_to, options.model_id)
 
 
 def _engine(options: ServeOptions, executor: Executor) -> EngineLoop:

@@ -115,6 +115,7 @@ class Start:
         self._callbacks: list[Callable[[], None]] = []
         self.phases: list[tuple[str, float]] = []
         """What took how many seconds, in order."""
+        self.began = time.monotonic()
         gc.disable()
         self._thread = threading.Thread(target=self._run, name="start", daemon=True)
         self._thread.start()

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import orjson
 
+from edgeproxy.protocol.trace_context import FIELD, RESPONSE, TraceContext, decode
 from tests.fake_exchange import ANSWER, DONE, FINISH, JSON, ROLE, SSE, STREAM, USAGE, WORDS, Exchange, chunk, error_body
 
 
@@ -20,6 +21,23 @@ async def ok(x: Exchange) -> None:
     counted = (x.received.json.get("stream_options") or {}).get("include_usage")
     await x.events(ROLE, *WORDS, FINISH, *([USAGE] if counted else []), DONE)
     await x.end()
+
+
+async def tells_spans(x: Exchange) -> None:
+    """Of its own, below the caller's span."""
+    caller = decode(x.received.header(FIELD))
+    assert caller is not None
+    await _told(x, caller._replace(span=7))
+
+
+async def tells_other_spans(x: Exchange) -> None:
+    """In a trace that is not the caller's."""
+    await _told(x, TraceContext(7, 7))
+
+
+async def _told(x: Exchange, span: TraceContext) -> None:
+    timing = (b"server-timing", b"queue;dur=1.5, prefill;dur=12.25, first;dur=20")
+    await x.whole(200, ANSWER, [*JSON, timing, (RESPONSE, span.encode())])
 
 
 async def slow(x: Exchange) -> None:

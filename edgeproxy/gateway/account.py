@@ -90,13 +90,15 @@ class Call:
     client_gone: bool = False
     trace: Trace | None = None
     """Where traces are collected."""
+    node_traces: bool = False
+    """The node that answers sends spans of its own."""
 
     def answered_as(self, copy: Call) -> None:
         """It is a second copy that answers."""
         self.node, self.region, self.rtt_s = copy.node, copy.region, copy.rtt_s
         self.sent_at, self.first_at, self.terms = copy.sent_at, copy.first_at, copy.terms
         self.prompt_tokens, self.cached_tokens, self.prefix = copy.prompt_tokens, copy.cached_tokens, copy.prefix
-        self.ending = copy.ending
+        self.ending, self.node_traces = copy.ending, copy.node_traces
 
     def ledger(self) -> Ledger:
         """The budget's terms, as far as they are known by now."""
@@ -151,7 +153,7 @@ class Account:
         self._log.record(record)
         self.outcomes.add(record)
         if self.tracer is not None and call.trace is not None:
-            self.tracer.end(call.trace, record)
+            self.tracer.end(call.trace, record, told=call.node_traces)
 
 
 def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from edgeproxy.protocol.openai.answers import is_chunk, is_completion
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import STREAM_HEADERS, Headers, find, first_of_each, media_type, to_client
 from edgeproxy.protocol.openai.sse import DONE, MEDIA_TYPE, Event, SseError, SseParser, has_content
+from edgeproxy.protocol.trace_context import RESPONSE as TRACERESPONSE
+from edgeproxy.protocol.trace_context import decode as decode_trace
 from edgeproxy.routing.budget import node_terms
 from edgeproxy.upstream.h1 import Response, UpstreamError
 from edgeproxy.upstream.node import Node
@@ -94,6 +96,7 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
 async def _outcome(response: Response, call: Call, limits: GatewayLimits) -> Whole | Begun:
     status, fields = response.status, first_of_each(response.headers)
     call.terms = node_terms(fields.get(TIMING_HEADER))
+    call.node_traces = _tells_spans(fields.get(TRACERESPONSE), call)
     call.prompt_tokens, call.cached_tokens = decode_tokens(fields.get(TOKENS_HEADER))
     call.prefix = _prefix(fields.get(PREFIX_HEADER))
     if status == 200:
@@ -194,6 +197,14 @@ def _hidden_first(response: Response, call: Call) -> float | None:
     if "queue" not in terms or "prefill" not in terms or "first" not in terms:
         return None
     return response.sent_at + (call.rtt_s or 0.0) + sum(terms.values())
+
+
+def _tells_spans(value: bytes | None, call: Call) -> bool:
+    """Whether the node sends spans of its own in this request's trace."""
+    if value is None or call.trace is None:
+        return False
+    found = decode_trace(value)
+    return found is not None and found.sampled and found.trace == call.trace.context.trace
 
 
 def _prefix(value: bytes | None) -> Prefix | None:

@@ -1,13 +1,13 @@
 """Traces of requests, for operators who collect them: a span a request, and below it a span a term of its budget.
 
 Spans are made when a request has ended, from its record, so that tracing costs the hot path two random numbers and a
-header. What happens on a node is drawn from what it told of its own time. Prompts and answers are never in a span.
-Names and attributes follow OpenTelemetry's conventions for generative AI.
+header. What happens on a node is drawn from what it told of its own time, unless it sends spans itself. Prompts and
+answers are never in a span. Names and attributes follow OpenTelemetry's conventions for generative AI.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,18 +71,18 @@ class Tracer:
             return Trace(TraceContext(self._identity(128), span), None)
         return Trace(parent._replace(span=span), parent.span)
 
-    def end(self, trace: Trace, record: Mapping[str, Any]) -> None:
-        """`record`: the request's line in the log."""
+    def end(self, trace: Trace, record: Mapping[str, Any], *, told: bool = False) -> None:
+        """`record`: the request's line in the log. `told`: the node that answered sends spans of its own time."""
         if not trace.context.sampled:
             return
-        for span in self._spans(trace, record):
+        for span in self._spans(trace, record, _ON_NODE if told else frozenset()):
             self._processor.on_end(span)
 
     def close(self) -> None:
         """Sends what is left. Blocks for EXPORT_S where the collector does not answer."""
         self._processor.shutdown()
 
-    def _spans(self, trace: Trace, record: Mapping[str, Any]) -> Iterator[ReadableSpan]:
+    def _spans(self, trace: Trace, record: Mapping[str, Any], left_out: Set[str]) -> Iterator[ReadableSpan]:
         from opentelemetry.trace import SpanKind
 
         begun = round((record["time"] - record["total_s"]) * _NS)
@@ -93,9 +93,10 @@ class Tracer:
             if not taken or record["first_token_s"] is None:
                 continue
             end = at + round(taken * _NS)
-            where = {"edgeproxy.node": record["node"] or ""} if phase in _ON_NODE else {}
-            own = trace.context._replace(span=self._identity(64))
-            yield self._span(phase, SpanKind.INTERNAL, own, trace.context.span, at, end, where)
+            if phase not in left_out:
+                where = {"edgeproxy.node": record["node"] or ""} if phase in _ON_NODE else {}
+                own = trace.context._replace(span=self._identity(64))
+                yield self._span(phase, SpanKind.INTERNAL, own, trace.context.span, at, end, where)
             at = end
         kind = SpanKind.SERVER
         facts["gen_ai.operation.name"] = "chat"

@@ -6,6 +6,8 @@ import re
 from typing import NamedTuple
 
 FIELD = b"traceparent"
+RESPONSE = b"traceresponse"
+"""Of an answer: the span that its sender tells of itself (Trace Context, level 2, a draft)."""
 _FORM = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 

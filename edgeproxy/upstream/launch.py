@@ -86,6 +86,8 @@ class Launcher:
         self._logger = logger
         self._sleep = sleep
         self._token = token
+        self._traces_to = config.traces_to
+        """Of the whole life: a reload does not change where the proxy itself sends them."""
         self._group: asyncio.TaskGroup | None = None
         self._lives: dict[Child, asyncio.Task[None]] = {}
         self.children: tuple[Child, ...] = ()
@@ -123,7 +125,7 @@ class Launcher:
                 for node in region.nodes:
                     origin = parse(node.url)
                     if node.launch is not None:
-                        child = _engine(config, node, origin)
+                        child = _engine(config, node, origin, self._traces_to)
                         if child not in self._lives:
                             self._check_port(config, node, origin)
                         children.append(child)
@@ -230,7 +232,7 @@ class Launcher:
                 self._logger.info("%s: %s", child.name, line.decode("utf-8", "replace"))
 
 
-def _engine(config: Config, node: NodeConfig, origin: Origin) -> Child:
+def _engine(config: Config, node: NodeConfig, origin: Origin, traces_to: str | None) -> Child:
     launch = node.launch
     assert launch is not None
     if len(node.models) != 1 or node.models[0].endswith("*"):
@@ -243,6 +245,8 @@ def _engine(config: Config, node: NodeConfig, origin: Origin) -> Child:
     for option in _OPTIONS:
         if (value := getattr(launch, option)) is not None:
             arguments += ["--" + option.replace("_", "-"), str(value)]
+    if traces_to is not None:
+        arguments += ["--traces-to", traces_to]
     return Child(node.name, tuple(arguments))
 
 

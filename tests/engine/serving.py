@@ -21,6 +21,7 @@ from engine.loop import EngineLoop
 from engine.node import STALL_S, Node
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from engine.traces import Traces
 from tests.engine.fake_executor import FakeExecutor, Script
 
 MODEL = "tiny"
@@ -63,6 +64,7 @@ async def serving(
     token: bytes | None = None,
     limits: ApiLimits | None = None,
     stall_s: float = STALL_S,
+    traces: Traces | None = None,
 ) -> AsyncIterator[Served]:
     engine = EngineLoop(executor, queue_length=queue_length, max_wait_s=max_wait_s)
     engine.start()
@@ -71,7 +73,8 @@ async def serving(
     node.attach(engine, chat)
     node.ready()
     try:
-        yield Served(NodeApp(node, Hosts("127.0.0.1"), token, limits=limits), node, engine, chat)
+        app = NodeApp(node, Hosts("127.0.0.1"), token, limits=limits, traces=traces)
+        yield Served(app, node, engine, chat)
     finally:
         if executor.gate is not None:
             executor.gate.release(1000)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from random import Random
 
@@ -16,12 +14,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from edgeproxy.observe.trace import TraceError, Tracer, tracer
-from edgeproxy.protocol.trace_context import FIELD, TraceContext, decode
+from edgeproxy.protocol.trace_context import FIELD, RESPONSE, TraceContext, decode
+from tests import fake_behaviours
+from tests.collector import collector
+from tests.fake_exchange import Exchange as Answering
 from tests.gateway.drive import Edge, ask, chat, edge
 from tests.observe.records import record
 
 PARENT = TraceContext(0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7)
 SECRET = "prompt-that-must-not-be-logged"
+Behaviour = Callable[[Answering], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -69,6 +71,34 @@ async def test_terms_follow_one_another_below_the_request(tmp_path: Path) -> Non
         assert terms[0].start_time == whole.start_time
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "told_here"),
+    [(fake_behaviours.tells_spans, set()), (fake_behaviours.tells_other_spans, {"queue", "prefill", "first"})],
+)
+async def test_what_a_node_tells_of_itself_in_this_trace_is_not_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour, told_here: set[str]
+) -> None:
+    monkeypatch.setitem(fake_behaviours.BEHAVIOURS, "ok", behaviour)
+    async with traced(tmp_path) as (e, exporter):
+        reply = await ask(e.app, chat("ok"))
+        assert reply.status == 200
+        assert reply.header(RESPONSE) is None
+        names = {span.name for span in exporter.get_finished_spans()}
+        assert names & {"queue", "prefill", "first"} == told_here
+        assert "edge" in names
+
+
+async def test_of_a_node_that_failed_nothing_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fake_behaviours.BEHAVIOURS, "ok", fake_behaviours.tells_spans)
+    monkeypatch.setitem(fake_behaviours.BEHAVIOURS, "well", fake_behaviours.ok)
+    async with traced(tmp_path) as (e, exporter):
+        e.near.overrides["ok"] = "cut-json"
+        e.far.overrides["ok"] = "well"
+        await ask(e.app, chat("ok"))
+        names = {span.name for span in exporter.get_finished_spans()}
+        assert {"failover", "queue", "prefill", "first"} <= names
+
+
 async def test_a_trace_that_is_not_sampled_is_not_sent_and_goes_on_all_the_same(tmp_path: Path) -> None:
     async with traced(tmp_path) as (e, exporter):
         quiet = PARENT._replace(sampled=False)
@@ -98,24 +128,10 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.
 
 
 def test_spans_reach_a_collector() -> None:
-    received = list[tuple[str, bytes]]()
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Collector) as server:
-        serving = threading.Thread(target=server.handle_request, daemon=True)
-        serving.start()
-        found = tracer(f"http://127.0.0.1:{server.server_port}/v1/traces", "1", Random(1))
+    with collector() as received:
+        found = tracer(received.url, "1", Random(1))
         found.end(found.begin(None), record(model="a-model", prefill_s=0.04))
         found.close()
-        serving.join(10)
-    ((path, body),) = received
-    assert path == "/v1/traces"
-    assert b"chat a-model" in body and b"prefill" in body
+        spans = {span.name: span for span in received.spans}
+    assert spans["prefill"].parent == spans["chat a-model"].span
+    assert spans["prefill"].end - spans["prefill"].start == 40_000_000

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,15 @@ async def test_what_launch_says_of_the_engine_reaches_it(lines: Lines) -> None:
     assert given == (
         "--quantum-ms 5.0 --max-wait-ms 9.0 --admission optimistic --kv-store /var/kv --kv-store-size 1073741824"
     )
+
+
+async def test_launched_nodes_send_their_traces_where_the_proxy_sends_its_own(lines: Lines) -> None:
+    before = replace(config(RegionConfig("near", (native(free_port()),))), traces_to="http://127.0.0.1:4318/v1/traces")
+    launcher = Launcher(before, "t", logger(lines))
+    (child,) = launcher.children
+    assert child.arguments[-2:] == ("--traces-to", "http://127.0.0.1:4318/v1/traces")
+    after = launcher.plan(replace(before, traces_to=None))
+    assert after.children == launcher.children, "the proxy itself changes that at its next start only"
 
 
 async def test_a_port_in_use_is_named_with_its_remedy(lines: Lines) -> None:
