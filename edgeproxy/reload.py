@@ -1,7 +1,7 @@
 """Reads regions.yaml, keys and certificate again while requests go on: at SIGHUP, and when one of them has changed.
 
-A file that cannot be used is told of and changes nothing. Nodes that are as they were keep their connections and
-all that is known of them; a node that is gone ends what it has begun.
+A file that cannot be used is told of and changes nothing. Nodes that are reached as they were and serve
+what they did keep their connections and all that is known of them; a node that is gone ends what it has begun.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ class Reload:
         config = load(self._config.path)
         plan = self._launcher.plan(config)
         try:
-            nodes = self._fleet.planned(config, token=self._token, origins=plan.origins)
+            planned = self._fleet.planned(config, token=self._token, origins=plan.origins)
         except ConfigError:
             self._launcher.discard(plan)
             raise
-        before = self._fleet.nodes
+        before, changed = self._fleet.nodes, planned.changed
         retire = self._launcher.follow(plan)
-        gone = self._fleet.replace(nodes)
+        gone = self._fleet.follow(planned)
         self._prober.follow()
         task = asyncio.get_running_loop().create_task(self._drain(gone, retire))
         self._drains.add(task)
@@ -125,7 +125,7 @@ class Reload:
             for item in fields(Config)
             if item.name not in _LIVE and getattr(config, item.name) != getattr(self._config, item.name)
         )
-        return _told(before, nodes, gone, restart)
+        return _told(before, planned.nodes, gone, changed, restart)
 
     async def _drain(self, gone: tuple[Node, ...], retire: Callable[[], None]) -> None:
         try:
@@ -155,11 +155,16 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _told(
-    before: tuple[Node, ...], after: tuple[Node, ...], gone: tuple[Node, ...], restart: tuple[str, ...]
+    before: tuple[Node, ...],
+    after: tuple[Node, ...],
+    gone: tuple[Node, ...],
+    changed: tuple[Node, ...],
+    restart: tuple[str, ...],
 ) -> list[str]:
     new = [node for node in after if node not in before]
     words = [f"{len(after)} nodes"]
     words += [f"new: {', '.join(node.name for node in new)}"] if new else []
     words += [f"gone: {', '.join(node.name for node in gone)}"] if gone else []
+    words += [f"kept, with other settings: {', '.join(node.name for node in changed)}"] if changed else []
     words += [f"at the next start only: {', '.join(restart)}"] if restart else []
     return words

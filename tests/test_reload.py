@@ -113,6 +113,28 @@ async def test_a_node_that_is_new_serves_and_one_that_stays_keeps_what_is_known(
         assert "new: r1-1" in s.said[-1]
 
 
+async def test_a_node_with_another_price_or_turn_keeps_what_is_known_of_it(tmp_path: Path) -> None:
+    async with FakeNode() as one, FakeNode() as two, served(tmp_path, regions(one, two)) as s:
+        await ask(s.app, chat("ok"))
+        nodes = s.fleet.nodes
+        learnt = [node.outlook.pace.samples for node in nodes]
+        assert any(learnt)
+        settings = regions(one, two).replace("models:", "price_per_hour: 2.5, standby: true, models:", 1)
+        write(s.file, settings)
+        await until(lambda: s.status.reloads == 1)
+        assert s.fleet.nodes == nodes
+        assert [node.outlook.pace.samples for node in nodes] == learnt
+        assert all(node.pool.idle for node in nodes)
+        assert (nodes[0].config.price_per_hour, nodes[0].standby) == (2.5, True)
+        assert "kept, with other settings: r0-1" in s.said[-1]
+        host = {"host": "127.0.0.1:9080"}
+        metrics = (await ask(s.admin, method="GET", path="/metrics", headers=host)).body
+        assert b'edgeproxy_node_price_per_hour{node="r0-1",region="r0"} 2.5' in metrics
+        asked = len(two.chats)
+        await ask(s.app, chat("ok"))
+        assert len(two.chats) == asked + 1, "the other stands by"
+
+
 async def test_a_new_certificate_is_taken_and_a_broken_one_is_not(tmp_path: Path) -> None:
     files = make_dev_certificate(tmp_path / "tls")
     certificates = Certificates(files.certificate, files.key)

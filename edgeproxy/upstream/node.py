@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 
 import orjson
@@ -37,7 +37,7 @@ class Node:
         self, config: NodeConfig, region: str, pool: Pool, headers: Iterable[tuple[bytes, bytes]] = ()
     ) -> None:
         """`headers`: credentials that every request to this node carries."""
-        self.config = config
+        self.configure(config)
         self.name = config.name
         self.region = region
         self.pool = pool
@@ -50,8 +50,6 @@ class Node:
         self.breaker = Breaker()
         self.slot = 0
         """Its number in the fleet's prefix view."""
-        self.standby = config.standby
-        """Serves only while no other node is fit."""
         self.epoch = 0
         """How often it was started anew, as far as was seen: what it held is lost then."""
         self.evictions = Evictions()
@@ -72,6 +70,12 @@ class Node:
         """Set to have it probed now."""
         self._step = -1
         self._step_since = -inf
+
+    def configure(self, config: NodeConfig) -> None:
+        """`config`: of the very same node (`_identity`). What is known of it stays."""
+        self.config = config
+        self.standby = config.standby
+        """Serves only while no other node is fit."""
 
     def observe(self, headers: Iterable[tuple[bytes, bytes]], now: float) -> None:
         """Takes the node's report from an answer's headers. A report that cannot be read counts as none."""
@@ -128,6 +132,19 @@ class Node:
         self.ready, self.trouble = False, trouble
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The nodes of another configuration, and what it says of each."""
+
+    nodes: tuple[Node, ...]
+    settings: tuple[NodeConfig, ...]
+
+    @property
+    def changed(self) -> tuple[Node, ...]:
+        """Those that stay, and of which something else is said."""
+        return tuple(node for node, config in zip(self.nodes, self.settings, strict=True) if node.config != config)
+
+
 class Fleet:
     """All nodes, in the operator's order."""
 
@@ -149,15 +166,19 @@ class Fleet:
         """
         return cls(_nodes(config, token, origins or {}), Salts(token.encode("ascii")))
 
-    def planned(self, config: Config, *, token: str, origins: Mapping[str, Origin]) -> tuple[Node, ...]:
-        """The nodes of another configuration: those of this fleet where nothing has changed, so that what is known of
-        them is kept. Raises ConfigError as `from_config`; nothing is replaced yet."""
-        now = {(node.name, node.region, node.config, node.headers, node.pool.origin): node for node in self.nodes}
-        found = []
-        for node in _nodes(config, token, origins):
-            same = now.get((node.name, node.region, node.config, node.headers, node.pool.origin))
-            found.append(same or node)
-        return tuple(found)
+    def planned(self, config: Config, *, token: str, origins: Mapping[str, Origin]) -> Planned:
+        """The nodes of another configuration: those of this fleet where they are the same ones, so that what is known
+        of them is kept. Raises ConfigError as `from_config`; nothing is replaced yet."""
+        now = {_identity(node): node for node in self.nodes}
+        wanted = _nodes(config, token, origins)
+        nodes = tuple(now.get(_identity(node), node) for node in wanted)
+        return Planned(nodes, tuple(node.config for node in wanted))
+
+    def follow(self, planned: Planned) -> tuple[Node, ...]:
+        """From now on it is as planned. Returns the nodes that are no more, as `replace` does."""
+        for node, settings in zip(planned.nodes, planned.settings, strict=True):
+            node.configure(settings)
+        return self.replace(planned.nodes)
 
     def replace(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
         """From now on these are the nodes. Returns those that are no more: requests under way at them may end."""
@@ -218,6 +239,13 @@ class Fleet:
     def close(self) -> None:
         for node in self.nodes:
             node.pool.close()
+
+
+def _identity(node: Node) -> tuple[object, ...]:
+    """What makes it another node when it changes: how it is reached, and what it computes. Its price, its turn and what
+    it may be asked for change nothing of what was learnt."""
+    free = replace(node.config, price_per_hour=None, standby=False, continue_final_message=False)
+    return node.name, node.region, free, node.headers, node.pool.origin
 
 
 def _serving(
