@@ -17,6 +17,7 @@ from edgeproxy.config import Config
 from edgeproxy.gateway.account import Account
 from edgeproxy.gateway.app import CHAT_PATH, AsgiApp, Scope
 from edgeproxy.gateway.watch import Receive, Send
+from edgeproxy.observe.blame import Blame
 from edgeproxy.observe.cost import costs
 from edgeproxy.observe.dashboard import CONTENT_SECURITY_POLICY, IMMUTABLE, PAGE, asset
 from edgeproxy.observe.fleet import NodeView
@@ -59,12 +60,12 @@ class Known:
 
     def view(self, since: float, now: float) -> dict[str, Any]:
         """For the dashboard; times are Unix seconds, `since` the start of the history wanted."""
-        requests, status, found = self.account.metrics.requests, self.status(), self.account.outcomes.view(since, now)
-        ready, lately = sum(node["ready"] for node in status["nodes"]), Lately(**found["lately"])
+        requests, found = self.account.metrics.requests, self.account.outcomes.view(since, now)
+        lately, why = Lately(**found["lately"]), Blame(**found["blame"])
         return {
-            **status,
+            **self.status(),
             **found,
-            "verdict": verdict(ready, len(status["nodes"]), found["burn"], lately, found["objective"])._asdict(),
+            "verdict": verdict(self.nodes(), found["burn"], lately, found["objective"], why)._asdict(),
             "now": now,
             "started": self.started,
             "locations": self.locations,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
+from edgeproxy.observe.blame import blame
 from edgeproxy.observe.burn import Burn
 from edgeproxy.observe.contrast import Contrast, Difference, nearest
 from edgeproxy.observe.history import History, quantile
@@ -73,6 +74,7 @@ class Outcomes:
             "objective": self.burn.objective,
             "first_token": halves,
             "lately": Lately(bins.total(), within, failed)._asdict(),
+            "blame": blame(records, now - WINDOW_S)._asdict(),
             "examples": {name: nearest(records, seconds) for name, seconds in halves.items()},
             "contrast": [difference._asdict() for difference in self._differences()],
         }

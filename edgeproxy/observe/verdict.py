@@ -1,9 +1,17 @@
-"""One sentence for who looks for ten seconds: do users wait?"""
+"""One sentence for who looks for ten seconds: do users wait, for what, and which region is to blame?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
+
+from edgeproxy.observe.blame import LABELS, Blame
+from edgeproxy.observe.fleet import NodeView
+
+_NAMED = 3
+"""So many nodes that are down are named."""
+_FARTHER_S, _FARTHER = 0.02, 2.0
+"""A region is farther away than it was when its round trip is so much, and so many times, its least of five minutes."""
 
 
 class Lately(NamedTuple):
@@ -28,16 +36,67 @@ class Verdict(NamedTuple):
     text: str
 
 
-def verdict(ready: int, nodes: int, burn: Sequence[Mapping[str, Any]], lately: Lately, objective: float) -> Verdict:
-    """`ready` of so many `nodes`; `burn` as `Burn.view` tells it."""
-    if not ready:
+def verdict(
+    nodes: Sequence[NodeView],
+    burn: Sequence[Mapping[str, Any]],
+    lately: Lately,
+    objective: float,
+    found: Blame | None = None,
+) -> Verdict:
+    """`burn` as `Burn.view` tells it. `found`: what is to blame where users wait."""
+    if not any(node.ready for node in nodes):
         return Verdict("bad", "Nobody is served: every node is down")
-    fleet = f"all {nodes} nodes ready" if ready == nodes else f"{nodes - ready} of {nodes} nodes down"
+    whole = all(node.ready for node in nodes)
+    parts = [_readiness(nodes), *_distances(nodes)]
     burning = {pair["severity"] for pair in burn if pair["burning"]}
-    if "page" in burning:
-        return Verdict("bad", f"Users wait: the budget burns too fast; {fleet}")
-    if lately.share is None:
-        return Verdict("good" if ready == nodes else "warn", f"No requests in five minutes; {fleet}")
-    if lately.share < objective:
-        return Verdict("warn", f"Some users wait: {lately.share:.0%} of first tokens in time; {fleet}")
-    return Verdict("good" if ready == nodes and not burning else "warn", f"Users do not wait; {fleet}")
+    paged = "page" in burning
+    if paged or (lately.share is not None and lately.share < objective):
+        text = "; ".join([_trouble(lately, paged), *_reasons(lately, found or Blame()), *parts])
+        return Verdict("bad" if paged else "warn", text)
+    well = whole and not burning and len(parts) == 1
+    head = "No requests in five minutes" if lately.share is None else "Users do not wait"
+    return Verdict("good" if well else "warn", "; ".join([head, *parts]))
+
+
+def _trouble(lately: Lately, paged: bool) -> str:
+    share = lately.share or 0.0
+    some = "" if paged else "Some "
+    if _refused(lately):
+        total = lately.answered + lately.failed
+        return f"{some}users get no answer: {lately.failed / total:.0%} refused or failed".capitalize()
+    told = "the budget burns too fast, " if paged else ""
+    return f"{some}users wait: {told}{share:.0%} of first tokens in time".capitalize()
+
+
+def _reasons(lately: Lately, found: Blame) -> Iterable[str]:
+    if _refused(lately):
+        if found.code is not None:
+            yield f"mostly {found.code}"
+    elif found.term is not None:
+        yield f"mostly {LABELS[found.term]}" + (f", in {found.region}" if found.region is not None else "")
+
+
+def _refused(lately: Lately) -> bool:
+    """Rather than late."""
+    return lately.failed > lately.answered - lately.within
+
+
+def _readiness(nodes: Sequence[NodeView]) -> str:
+    down = [node for node in nodes if not node.ready]
+    if not down:
+        return f"all {len(nodes)} nodes ready"
+    alive = {node.region for node in nodes if node.ready}
+    lost = [region for region in dict.fromkeys(node.region for node in down) if region not in alive]
+    regions = f"no node of {', '.join(lost)} left: " if lost else ""
+    names = f" ({', '.join(node.name for node in down)})" if len(down) <= _NAMED else ""
+    return f"{regions}{len(down)} of {len(nodes)} nodes down{names}"
+
+
+def _distances(nodes: Sequence[NodeView]) -> Iterable[str]:
+    """Of regions that are suddenly farther away, by their nearest node."""
+    for region in dict.fromkeys(node.region for node in nodes):
+        here = [node for node in nodes if node.region == region and node.ready]
+        now = min((node.rtt_s for node in here if node.rtt_s is not None), default=None)
+        least = min((node.rtt_min_s for node in here if node.rtt_min_s is not None), default=None)
+        if now is not None and least is not None and now > max(_FARTHER * least, least + _FARTHER_S):
+            yield f"{region} is {now * 1e3:.0f} ms away, {least * 1e3:.0f} ms a few minutes ago"

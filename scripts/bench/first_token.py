@@ -49,6 +49,15 @@ def table(samples: dict[str, list[Sample]]) -> list[tuple[str, ...]]:
     return rows
 
 
+def terms(timings: list[dict[str, float]]) -> list[tuple[str, ...]]:
+    """`timings`: of each answer, in milliseconds. In the header's order; a term that an answer lacks is 0 there."""
+    rows: list[tuple[str, ...]] = [("term", "p50 ms", "p99 ms", "most")]
+    for name in dict.fromkeys(name for timing in timings for name in timing):
+        found = [timing.get(name, 0.0) / 1e3 for timing in timings]
+        rows.append((name, *(f"{milliseconds(found, share):.2f}" for share in (0.5, 0.99, 1.0))))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--proxy", default="http://127.0.0.1:8080/v1")
@@ -65,10 +74,8 @@ def main() -> None:
     share = milliseconds([s.first_token for s in samples["proxy"]]) - milliseconds(
         [s.first_token for s in samples["node"]]
     )
-    terms = {name for s in samples["proxy"] for name in s.server_timing}
-    print(f"\nproxy adds {share:.2f} ms to the median first token; medians of its own ledger (Server-Timing):")
-    for name in sorted(terms):
-        print(f"  {name:8} {median([s.server_timing.get(name, 0.0) for s in samples['proxy']]):8.2f} ms")
+    print(f"\nproxy adds {share:.2f} ms to the median first token; its own ledger (Server-Timing):\n")
+    report(None, terms([sample.server_timing for sample in samples["proxy"]]), {})
 
 
 if __name__ == "__main__":

@@ -112,7 +112,8 @@ class Wire(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
 
-def configuration(folder: Path) -> Config:
+def configuration(folder: Path, url: str = "http://127.0.0.1:9") -> Config:
+    """`url`: of every node."""
     lines = [
         f"  - {{tenant: tenant-{n}, sha256: {hashlib.sha256(b'ek_%d' % n).hexdigest()}, disclose: {n == 0}}}"
         for n in range(KEYS)
@@ -122,9 +123,7 @@ def configuration(folder: Path) -> Config:
     regions = tuple(
         RegionConfig(
             f"region-{region}",
-            tuple(
-                NodeConfig(f"node-{region}-{node}", "openai", "http://127.0.0.1:9", (MODEL,)) for node in range(NODES)
-            ),
+            tuple(NodeConfig(f"node-{region}-{node}", "openai", url, (MODEL,)) for node in range(NODES)),
         )
         for region in range(REGIONS)
     )
@@ -132,18 +131,24 @@ def configuration(folder: Path) -> Config:
     return Config(Path("regions.yaml"), listen, Tls(None, None), regions, keys=keys)
 
 
-def answering(fleet: Fleet) -> None:
-    """Every node is up, near or far by its region, and has a warm connection that answers in the next turn."""
-    loop = asyncio.get_running_loop()
+def ready(fleet: Fleet) -> None:
+    """Every node is up, near or far by its region."""
     for index, node in enumerate(fleet.nodes):
         node.rtt.probe(0.005 + 0.04 * (index // NODES), time.monotonic())
         node.up(time.monotonic())
+    fleet.measured(time.monotonic())
+
+
+def answering(fleet: Fleet) -> None:
+    """Every node is ready, and has a warm connection that answers in the next turn."""
+    ready(fleet)
+    loop = asyncio.get_running_loop()
+    for node in fleet.nodes:
         connection = Connection(node.name, ResponseLimits(), node.pool)
         connection.connection_made(
             Wire(lambda _, connection=connection: loop.call_soon(connection.data_received, ANSWER))  # type: ignore[misc]
         )
         node.pool.released(connection)
-    fleet.measured(time.monotonic())
 
 
 def gateway_cut(app: AsgiApp) -> Callable[[], Awaitable[None]]:

@@ -1,4 +1,4 @@
-"""The sentence is as bad as the worst that is known, and says what to look at."""
+"""The sentence is as bad as the worst that is known, and says for what users wait and where to look."""
 
 from __future__ import annotations
 
@@ -6,29 +6,77 @@ from typing import Any
 
 import pytest
 
+from edgeproxy.observe.blame import Blame
+from edgeproxy.observe.fleet import NodeView
 from edgeproxy.observe.verdict import Lately, verdict
 
 QUIET: list[dict[str, Any]] = [{"severity": "page", "burning": False}, {"severity": "ticket", "burning": False}]
 PAGE = [{"severity": "page", "burning": True}]
 TICKET = [{"severity": "ticket", "burning": True}]
+WELL, LATE = Lately(100, 99, 0), Lately(100, 50, 0)
+
+
+def node(name: str, region: str = "near", *, ready: bool = True, **more: Any) -> NodeView:
+    found: dict[str, Any] = {"trouble": "", "breaker": "closed", "in_flight": 0, "rtt_s": 0.001, "models": ("m",)}
+    return NodeView(name=name, region=region, ready=ready, **{**found, **more})
+
+
+BOTH = [node("a"), node("b", "far")]
+ONE_DOWN = [node("a"), node("b", ready=False), node("c", "far")]
+REGION_DOWN = [node("a", ready=False), node("b", "far")]
+FARTHER = [node("a", rtt_s=0.221, rtt_min_s=0.001), node("b", "far", rtt_s=0.09, rtt_min_s=0.08)]
 
 
 @pytest.mark.parametrize(
-    ("ready", "burn", "lately", "mood", "says"),
+    ("nodes", "burn", "lately", "mood", "says"),
     [
-        (2, QUIET, Lately(100, 99, 0), "good", "Users do not wait; all 2 nodes ready"),
-        (1, QUIET, Lately(100, 99, 0), "warn", "1 of 2 nodes down"),
-        (2, TICKET, Lately(100, 99, 0), "warn", "Users do not wait"),
-        (2, QUIET, Lately(100, 50, 0), "warn", "50% of first tokens in time"),
-        (2, QUIET, Lately(90, 90, 10), "warn", "90% of first tokens in time"),
-        (2, PAGE, Lately(100, 99, 0), "bad", "burns too fast"),
-        (0, QUIET, Lately(100, 99, 0), "bad", "every node is down"),
-        (2, QUIET, Lately(), "good", "No requests"),
-        (1, QUIET, Lately(), "warn", "No requests"),
+        (BOTH, QUIET, WELL, "good", "Users do not wait; all 2 nodes ready"),
+        (ONE_DOWN, QUIET, WELL, "warn", "Users do not wait; 1 of 3 nodes down (b)"),
+        (REGION_DOWN, QUIET, WELL, "warn", "Users do not wait; no node of near left: 1 of 2 nodes down (a)"),
+        (BOTH, TICKET, WELL, "warn", "Users do not wait; all 2 nodes ready"),
+        (BOTH, QUIET, LATE, "warn", "Some users wait: 50% of first tokens in time; all 2 nodes ready"),
+        (BOTH, QUIET, Lately(90, 90, 10), "warn", "Some users get no answer: 10% refused or failed; all 2 nodes ready"),
+        (
+            BOTH,
+            PAGE,
+            LATE,
+            "bad",
+            "Users wait: the budget burns too fast, 50% of first tokens in time; all 2 nodes ready",
+        ),
+        (BOTH, PAGE, Lately(0, 0, 30), "bad", "Users get no answer: 100% refused or failed; all 2 nodes ready"),
+        ([node("a", ready=False)], QUIET, WELL, "bad", "Nobody is served: every node is down"),
+        (BOTH, QUIET, Lately(), "good", "No requests in five minutes; all 2 nodes ready"),
+        (ONE_DOWN, QUIET, Lately(), "warn", "No requests in five minutes; 1 of 3 nodes down (b)"),
+        (
+            FARTHER,
+            QUIET,
+            WELL,
+            "warn",
+            "Users do not wait; all 2 nodes ready; near is 221 ms away, 1 ms a few minutes ago",
+        ),
     ],
 )
 def test_the_worst_that_is_known_decides(
-    ready: int, burn: list[dict[str, Any]], lately: Lately, mood: str, says: str
+    nodes: list[NodeView], burn: list[dict[str, Any]], lately: Lately, mood: str, says: str
 ) -> None:
-    found = verdict(ready, 2, burn, lately, 0.95)
-    assert (found.mood, says in found.text) == (mood, True)
+    assert verdict(nodes, burn, lately, 0.95) == (mood, says)
+
+
+@pytest.mark.parametrize(
+    ("lately", "found", "says"),
+    [
+        (LATE, Blame("prefill", "near"), "50% of first tokens in time; mostly prefill, in near; all"),
+        (LATE, Blame("client"), "50% of first tokens in time; mostly client round trip; all"),
+        (LATE, Blame("queue", "near", "queue_full"), "mostly queues, in near; all"),
+        (Lately(50, 50, 50), Blame("queue", "near", "queue_full"), "50% refused or failed; mostly queue_full; all"),
+        (LATE, Blame(), "50% of first tokens in time; all"),
+        (WELL, Blame("prefill", "near"), "Users do not wait; all"),
+    ],
+)
+def test_who_waits_is_told_for_what_and_where(lately: Lately, found: Blame, says: str) -> None:
+    assert says in verdict(BOTH, QUIET, lately, 0.95, found).text
+
+
+def test_many_nodes_that_are_down_are_counted_and_not_named() -> None:
+    nodes = [node(f"n-{number}", ready=number == 0) for number in range(8)]
+    assert verdict(nodes, QUIET, WELL, 0.95).text.endswith("; 7 of 8 nodes down")

@@ -1,0 +1,81 @@
+"""Why users wait, of late: the term in which late requests lose their time, and the region in which they do.
+
+A term is to blame for what it takes of late requests beyond what it takes of those in time: a prefill that is long in
+all of them makes none of them late.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+Record = Mapping[str, Any]
+
+LABELS: Final = {
+    "client": "client round trip",
+    "edge": "the proxy itself",
+    "hold": "held here, all nodes being hot",
+    "failover": "failed attempts",
+    "rtt": "region round trip",
+    "parse": "parsing",
+    "queue": "queues",
+    "prefill": "prefill",
+    "first": "first decode",
+    "unexplained": "what the node does not explain",
+    "relay": "relay",
+}
+"""As the dashboard names the budget's terms, in a sentence."""
+_OUTSIDE = frozenset({"client", "edge", "relay"})
+"""Terms that no region has a part in."""
+LEAST = 5
+"""Fewer late requests, or failed ones, are chance."""
+_SHARE = 0.6
+"""Of the late ones, so many in one region are that region's..."""
+_LIFT = 1.2
+"""...if they are more frequent there than among all."""
+
+
+class Blame(NamedTuple):
+    term: str | None = None
+    """None where too few are late."""
+    region: str | None = None
+    """None where no region stands out, or none has a part in it."""
+    code: str | None = None
+    """Of the errors the most frequent; None where too few failed."""
+
+
+def blame(records: Sequence[Record], since: float) -> Blame:
+    """`records`: as they are logged. `since`: Unix seconds."""
+    recent = [record for record in records if record["time"] >= since]
+    answered = [record for record in recent if record["wait_s"] is not None]
+    late = [record for record in answered if record["wait_s"] > record["budget_s"]]
+    code = _most([record["code"] for record in recent if record["wait_s"] is None and record["code"] is not None])
+    if len(late) < LEAST:
+        return Blame(code=code)
+    term = _term(late, [record for record in answered if record["wait_s"] <= record["budget_s"]])
+    return Blame(term, None if term in _OUTSIDE else _region(late, answered), code)
+
+
+def _term(late: Sequence[Record], others: Sequence[Record]) -> str:
+    return max(LABELS, key=lambda term: _mean(late, term) - _mean(others, term))
+
+
+def _region(late: Sequence[Record], answered: Sequence[Record]) -> str | None:
+    found, every = (Counter(record["region"] for record in records) for records in (late, answered))
+    ((region, count),) = found.most_common(1)
+    share = count / len(late)
+    alone = len(every) == 1
+    return region if share >= _SHARE and (alone or share > _LIFT * every[region] / len(answered)) else None
+
+
+def _mean(records: Sequence[Record], term: str) -> float:
+    field = f"{term}_s"
+    return sum([record[field] or 0.0 for record in records]) / len(records) if records else 0.0
+
+
+def _most(codes: Iterable[str]) -> str | None:
+    for code, count in Counter(codes).most_common(1):
+        if count >= LEAST:
+            return code
+    return None

@@ -1,0 +1,54 @@
+"""What late requests lose their time in beyond the others, and where, is what is blamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgeproxy.observe.blame import LABELS, Blame, blame
+from edgeproxy.routing.budget import Ledger
+from tests.observe.records import record
+
+NOW = 1_760_000_000.0
+SINCE = NOW - 300
+
+
+def late(count: int = 10, region: str = "near", **terms: float) -> list[dict[str, Any]]:
+    return [record(time=NOW, region=region, first_token_s=sum(terms.values()), **terms) for _ in range(count)]
+
+
+def quick(count: int = 10, region: str = "near") -> list[dict[str, Any]]:
+    return [record(time=NOW, region=region, first_token_s=0.1, rtt_s=0.001, prefill_s=0.09) for _ in range(count)]
+
+
+def refused(count: int, code: str) -> list[dict[str, Any]]:
+    return [record(time=NOW, first_token_s=None, status=429, code=code) for _ in range(count)]
+
+
+def test_every_term_of_the_budget_has_a_name() -> None:
+    assert {*LABELS} == {*Ledger._fields} - {"total"}
+
+
+@pytest.mark.parametrize(
+    ("records", "found"),
+    [
+        (quick() + late(rtt_s=0.1, prefill_s=0.09, region="far"), Blame("rtt", "far")),
+        (quick() + late(rtt_s=0.001, prefill_s=0.6), Blame("prefill", "near")),
+        (quick(region="far") + late(rtt_s=0.001, queue_s=0.3), Blame("queue", "near")),
+        (late(queue_s=0.3) + late(queue_s=0.3, region="far"), Blame("queue")),
+        (quick() + late(client_s=0.3, prefill_s=0.09), Blame("client")),
+        (quick() + late(4, prefill_s=0.6), Blame()),
+        (quick(), Blame()),
+        ([], Blame()),
+        (quick() + refused(6, "queue_full") + refused(5, "no_node"), Blame(code="queue_full")),
+        (quick() + refused(4, "queue_full"), Blame()),
+    ],
+)
+def test_the_term_that_late_ones_lose_beyond_the_others(records: list[dict[str, Any]], found: Blame) -> None:
+    assert blame(records, SINCE) == found
+
+
+def test_what_is_long_ago_is_not_blamed() -> None:
+    old = [{**one, "time": SINCE - 1} for one in late(queue_s=0.3)]
+    assert blame(old + quick(), SINCE) == Blame()
