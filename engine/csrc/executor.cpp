@@ -184,7 +184,7 @@ void Executor::begin(Begin how) {
 
 bool Executor::began() {
     default_float_mode();
-    wait_change(begin_, static_cast<uint32_t>(Begin::wait));
+    wait_change(begin_, static_cast<uint32_t>(Begin::wait), kBetweenSteps);
     return begin_.load() == static_cast<uint32_t>(Begin::run);
 }
 
@@ -197,7 +197,7 @@ bool Executor::next(uint32_t done) {
         const uint32_t seen = submitted_.load(std::memory_order_acquire);
         if (has_plan(seen, done)) return true;
         if (seen % 2 != 0) return false;
-        wait_change(submitted_, seen);
+        wait_change(submitted_, seen, kBetweenSteps);
     }
 }
 
@@ -230,7 +230,7 @@ void Executor::execute() {
 void Executor::work(uint32_t member) {
     if (!began()) return;
     for (;;) {
-        team_.barrier();
+        team_.barrier(kBetweenSteps);
         if (stopping_) return;
         forward_.run(member);
     }

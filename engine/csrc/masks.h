@@ -33,7 +33,7 @@ class Masks {
         const Slot& from = slots_[slot];
         for (uint32_t seen; (seen = from.step.load(std::memory_order_acquire)) != name_of(step);) {
             if (seen == kClosed) return nullptr;
-            wait_change(from.step, seen);
+            wait_change(from.step, seen, kWithinStep);
         }
         return from.all ? nullptr : words_ + size_t{slot} * stride_;
     }

@@ -2,14 +2,19 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 namespace edge {
 
 void relax();  // a spin loop's pause
 
-// Returns when the word is no longer `old`: spins for some 20 us, then sleeps in the kernel.
-void wait_change(const std::atomic<uint32_t>& word, uint32_t old);
+// How long one who waits stays awake, giving way to whoever has work.
+constexpr std::chrono::microseconds kWithinStep{20'000};
+constexpr std::chrono::microseconds kBetweenSteps{50};
+
+// Returns when the word is no longer `old`. Sleeps in the kernel once its patience is at an end.
+void wait_change(const std::atomic<uint32_t>& word, uint32_t old, std::chrono::microseconds patience);
 
 // Of [0, total), what belongs to `member`.
 struct Range {
@@ -30,7 +35,7 @@ class Team {
     uint32_t members() const { return members_; }
 
     // Everything before it on any member happens before everything after it on all.
-    void barrier();
+    void barrier(std::chrono::microseconds patience = kWithinStep);
 
     // Calls fn(i) once for each i < count, on whichever member is free; ends in a barrier. Every member must call it
     // with the same count.
