@@ -56,7 +56,7 @@ def open_executor(image: Image, options: ModelOptions, monitor: Monitor | None) 
     """
     plan = memory_plan(image, options)
     if monitor is not None:
-        monitor.check(fit.needs(plan))
+        monitor.check(fit.needs(plan, ("sorting", gpu_layout.sort_bytes(image.config, sizes_of(image, options)))))
     from engine.executor.cuda import CudaExecutor
 
     return CudaExecutor(image, _device(options), sizes_of(image, options))

@@ -52,6 +52,8 @@ PURE = [
     "engine/model/layout.py",
     "engine/model/gpu_layout.py",
     "engine/executor/plans.py",
+    "engine/executor/gpu/tiles.py",
+    "engine/executor/gpu/clock.py",
     "engine/gpu/faults.py",
     "engine/gpu/fit.py",
     "engine/gpu/view.py",

@@ -56,14 +56,17 @@ class Executor(ABC):
 
     depth: int = 2
 
-    @property
-    @abstractmethod
-    def limits(self) -> Limits: ...
+    def __init__(self, limits: Limits, numerics: str) -> None:
+        self._limits, self._numerics = limits, numerics
 
     @property
-    @abstractmethod
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
     def numerics(self) -> str:
         """Names everything that decides the bits of the output: weights, kernels, instruction set, KV type."""
+        return self._numerics
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> None: ...
@@ -86,6 +89,10 @@ class Executor(ABC):
 
     def worker_seconds(self) -> tuple[float, ...]:
         """CPU time of each compute thread since it began; empty where they are not the executor's own."""
+        return ()
+
+    def phases(self) -> tuple[tuple[str, float], ...]:
+        """What of its start took how many seconds, as far as it is told; some of it beside the rest."""
         return ()
 
     def residency(self) -> Residency | None:

@@ -11,21 +11,23 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
 from engine.executor.base import Executor, Limits
 from engine.executor.gpu import state
+from engine.executor.gpu.blocks import Blocks
 from engine.executor.gpu.buffers import DTYPES, Arena, Buffers, angles
 from engine.executor.gpu.device import Device, Mark
 from engine.executor.gpu.host import HostSlots, Staging
 from engine.executor.gpu.launch import Shape, agree
+from engine.executor.gpu.tiles import Tiles
 from engine.executor.gpu.weights import Weights, spans, views
 from engine.executor.gpu.works import Works
 from engine.executor.kernels import slot as fields
-from engine.executor.plans import check, check_block
+from engine.executor.plans import check, check_block, check_content, check_depth, result
 from engine.executor.upload import Uploader
 from engine.executor.upload_torch import DeviceWeights, MappedBytes
 from engine.model import gpu_layout
@@ -33,6 +35,7 @@ from engine.model.gpu_layout import GpuSizes
 from engine.step import Finish, Logprobs, Row, RowResult, Sampling, StepPlan, StepResult
 
 if TYPE_CHECKING:
+    from engine.model.arch import LlamaConfig
     from engine.model.image import Image
 
 _FINISH = {0: None, fields.STOP.value: Finish.STOP, fields.ERROR.value: Finish.ERROR}
@@ -71,40 +74,35 @@ class CudaExecutor(Executor):
         """
         config = image.config
         self._device, self._sizes = device, sizes
-        tiles = device.tiles
-        if tiles.wide != tiles.narrow and not agree(device.torch_device, tiles, DTYPES[sizes.dtype]):
-            tiles = tiles.one
-        self._shape = Shape(config, sizes.context, sizes.slots, tiles, sizes.part)
-        self._limits = Limits(sizes.slots, sizes.blocks, sizes.step_tokens, sizes.context, config.vocab)
-        narrow = "-narrow" if tiles != device.tiles else ""
-        kinds = f"{sizes.dtype}-kv{sizes.kv_dtype}-part{sizes.part}"
-        self._numerics = f"gpu-1-{device.name}{narrow}-{kinds}-{image.layout}-{image.digest}"
         section = image.sections["weights"]
         order = spans(image.tensors, section.offset, config.layers)
         self._weights = DeviceWeights(
             MappedBytes(image.path, section.offset, section.nbytes), order, device.torch_device
         )
         self._views = views(self._weights.arena, section.offset, image.tensors, config)
-        with device.order():  # or its zeros could come after what is written to it
-            self._arena = Arena(config, sizes, device.torch_device)
-        self._buffers = Buffers(self._arena, self._shape, sizes)
-        self._host = HostSlots(device, self._shape, sizes.slots)
-        self._ring = deque(Staging(device, self._shape, sizes) for _ in range(self.depth + 1))
         self._slots: dict[int, _Slot] = {}
         self._steps: deque[_Step] = deque()
         self._collected: set[int] = set()
         """Slots whose last logits are there."""
         self._asleep = self._closed = False
-        self._upload: Uploader | None = None
-        self._works = self._prepare(self._weights.upload())
-
-    @property
-    def limits(self) -> Limits:
-        return self._limits
-
-    @property
-    def numerics(self) -> str:
-        return self._numerics
+        self._uploaded_s = 0.0
+        self._upload: Uploader | None = self._weights.upload()
+        with self._unless_it_fails():
+            tiles, wide = self._tiles(config)
+            self._shape = Shape(config, sizes.context, sizes.slots, tiles, sizes.part)
+            kinds = f"{'' if wide else 'narrow-'}{sizes.dtype}-kv{sizes.kv_dtype}-part{sizes.part}"
+            super().__init__(
+                Limits(sizes.slots, sizes.blocks, sizes.step_tokens, sizes.context, config.vocab),
+                f"gpu-1-{device.name}-{kinds}-{image.layout}-{image.digest}",
+            )
+            with device.order():
+                self._arena = Arena(config, sizes, device.torch_device)
+            device.settle()  # or its zeros could come after what is written beside the steps
+            self._buffers = Buffers(self._arena, self._shape, sizes)
+            self._host = HostSlots(device, self._shape, sizes.slots)
+            self._ring = deque(Staging(device, self._shape, sizes) for _ in range(self.depth + 1))
+            self._blocks = Blocks(device, self._buffers)
+            self._works = self._prepared()
 
     @property
     def device(self) -> Device:
@@ -122,8 +120,7 @@ class CudaExecutor(Executor):
     def submit(self, plan: StepPlan) -> None:
         """Raises ValueError naming what breaks the contract, RuntimeError beyond `depth` plans or once closed."""
         self._open()
-        if len(self._steps) >= self.depth:
-            raise RuntimeError(f"{self.depth} plans are submitted already; collect one first")
+        check_depth(len(self._steps), self.depth)
         check(plan, self._limits, self._slots, lambda slot: self._slots[slot].samples)
         for row in plan.rows:
             if row.opens is not None and (problem := state.check(row.opens, self._limits.vocab)):
@@ -158,11 +155,9 @@ class CudaExecutor(Executor):
         step.ended.wait()
         self._steps.popleft()
         if self._upload is not None:
-            self._upload.finish()
+            self._uploaded_s = self._upload.finish()
             self._upload = None
-        found = dict(self._results(step))
-        rows = tuple(found.get(row.slot) or RowResult(row.slot) for row in step.plan.rows)
-        return StepResult(step.plan.step, rows, step.began.seconds(), step.ended.seconds())
+        return result(step.plan, dict(self._results(step)), step.began.seconds(), step.ended.seconds())
 
     def logits(self, slot: int) -> array[float]:
         if self._steps:
@@ -171,33 +166,29 @@ class CudaExecutor(Executor):
             raise ValueError(f"slot {slot} has sampled nothing yet")
         return array("f", self._buffers.slots.logits[slot].tolist())
 
+    def phases(self) -> tuple[tuple[str, float], ...]:
+        """The weights come beside the others."""
+        works = self._works
+        return ("kernels", works.compiled_s), ("graphs", works.captured_s), ("weights", self._uploaded_s)
+
     def read_block(self, block: int) -> bytes:
         """Keys and values of each layer, each [kv_heads, 16, head_dim]."""
         check_block(block, self._limits)
         self._wake()
-        with self._device.order():
-            content = self._buffers.kv[:, :, block].clone(memory_format=torch.contiguous_format)
-            return content.view(torch.uint8).cpu().numpy().tobytes()
+        return self._blocks.read(block)
 
     def write_block(self, block: int, content: bytes | memoryview) -> None:
         check_block(block, self._limits)
-        if len(content) != self.block_bytes:
-            raise ValueError(f"a block has {self.block_bytes} bytes, not {len(content)}")
+        check_content(content, self.block_bytes)
         self._wake()
-        target = self._buffers.kv[:, :, block]
-        with self._device.order():
-            source = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(target.dtype).view(target.shape)
-            target.copy_(source)
+        self._blocks.write(block, content)
 
     def release(self) -> None:
         """The weights too leave the device: they stay mapped, and come again with the next step."""
         if self._steps:
             raise RuntimeError("memory can be released only while no plan is submitted")
         if not self._asleep:
-            self._finish_upload()
-            self._device.settle()
-            self._arena.drop()
-            self._weights.sleep()
+            self._give_back()
             self._slots.clear()
             self._collected.clear()
             self._host.forget()
@@ -207,31 +198,50 @@ class CudaExecutor(Executor):
         """Waits for no mask: what has not begun never does."""
         if not self._closed:
             self._closed = True
-            self._finish_upload()
-            self._device.settle()
             self._steps.clear()
-            self._arena.drop()
-            self._weights.sleep()
+            self._give_back()
 
-    def _prepare(self, upload: Uploader) -> Works:
-        """Compiles and captures while the weights are on their way."""
-        self._upload = upload
-        try:
-            with self._device.order():
-                self._buffers.angles.copy_(angles(self._shape.config, self._shape.context))
-                return Works(self._device, self._shape, self._views, self._buffers, self._sizes)
-        except BaseException:
-            upload.cancel()
-            self._finish_upload()
-            raise
+    def _tiles(self, config: LlamaConfig) -> tuple[Tiles, bool]:
+        """And whether they are the device's own: not where its narrow and wide one do not agree."""
+        sizes = self._sizes
+        tiles = self._device.tiles(gpu_layout.WIDTHS[sizes.dtype], config.head_dim, config.heads // config.kv_heads)
+        with self._device.order():
+            if tiles.wide == tiles.narrow or agree(self._device.torch_device, tiles, DTYPES[sizes.dtype]):
+                return tiles, True
+        return tiles.one, False
+
+    def _prepared(self) -> Works:
+        """Compiled and captured, while the weights are on their way."""
+        with self._device.order():
+            self._buffers.angles.copy_(angles(self._shape.config, self._shape.context))
+            return Works(self._device, self._shape, self._views, self._buffers, self._sizes)
 
     def _wake(self) -> None:
         self._open()
         if self._asleep:
-            with self._device.order():
-                self._arena.restore()
-            self._works = self._prepare(self._weights.wake())
+            self._upload = self._weights.wake()
+            with self._unless_it_fails():
+                with self._device.order():
+                    self._arena.restore()
+                self._device.settle()
+                self._works = self._prepared()
             self._asleep = False
+
+    def _give_back(self) -> None:
+        self._finish_upload()
+        self._device.settle()
+        self._works.drop()
+        self._arena.drop()
+        self._weights.sleep()
+
+    @contextmanager
+    def _unless_it_fails(self) -> Iterator[None]:
+        """An upload that is under way ends with what needs it."""
+        try:
+            yield
+        except BaseException:
+            self._finish_upload()
+            raise
 
     def _open(self) -> None:
         if self._closed:
@@ -259,7 +269,7 @@ class CudaExecutor(Executor):
                     self._sample(step)
 
     def _begin(self, step: _Step) -> None:
-        self._host.update(self._device, self._buffers, step.plan.rows)
+        self._host.update(self._buffers, step.staging, step.plan.rows)
         step.staging.describe(self._buffers, step.plan.rows)
         step.began = self._device.mark()
         tokens = self._works.padded(sum(row.count for row in step.plan.rows))
@@ -270,11 +280,7 @@ class CudaExecutor(Executor):
 
     def _sample(self, step: _Step) -> None:
         if step.sampled:
-            masks = [step.masks.get(row.slot) for row, _ in step.sampled]
-            for (row, _), mask in zip(step.sampled, masks, strict=True):
-                if mask is not None:
-                    self._host.allow(self._buffers, row.slot, mask)
-            step.staging.mask(self._buffers, [mask is not None for mask in masks])
+            step.staging.allow(self._buffers, [(row.slot, step.masks.get(row.slot)) for row, _ in step.sampled])
             self._works.sample(step.rows, any(sampling.temperature for _, sampling in step.sampled))
             told = any(sampling.logprobs is not None for _, sampling in step.sampled)
             if told:

@@ -69,18 +69,12 @@ class NativeExecutor(Executor):
             plan=layout.plan(config, 0, sizes).arena,
             kv_dtype=kv_dtype,
         )
-        self._limits = Limits(slots, blocks, step_tokens, context, config.vocab)
         packed = any(tensor.dtype in PACKER.dtypes.values() for tensor in model.tensors.values())
         kinds = (f"i{activation_bits}" if packed else "f32", _KV_NAMES[kv_dtype])
-        self._numerics = f"native-3-{self._native.isa}-{'-'.join(kinds)}-{_digest(model)}"
-
-    @property
-    def limits(self) -> Limits:
-        return self._limits
-
-    @property
-    def numerics(self) -> str:
-        return self._numerics
+        super().__init__(
+            Limits(slots, blocks, step_tokens, context, config.vocab),
+            f"native-3-{self._native.isa}-{'-'.join(kinds)}-{_digest(model)}",
+        )
 
     def residency(self) -> Residency:
         """Asks the system, for some 14 ms a GiB. Raises RuntimeError once closed."""

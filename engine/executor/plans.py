@@ -1,11 +1,11 @@
-"""What a plan must be for an executor that was built with certain limits. Pure."""
+"""What a plan must be for an executor that was built with certain limits, and the form of its result. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 
 from engine.executor.base import Limits
-from engine.step import BLOCK_TOKENS, Row, StepPlan
+from engine.step import BLOCK_TOKENS, Row, RowResult, StepPlan, StepResult
 
 
 def check(plan: StepPlan, limits: Limits, opened: Container[int], samples: Callable[[int], bool]) -> None:
@@ -26,10 +26,28 @@ def check(plan: StepPlan, limits: Limits, opened: Container[int], samples: Calla
         raise ValueError(f"step {plan.step}: a block is written twice")
 
 
+def check_depth(submitted: int, depth: int) -> None:
+    """Raises RuntimeError where no further plan can be submitted."""
+    if submitted >= depth:
+        raise RuntimeError(f"{depth} plans are submitted already; collect one first")
+
+
+def result(plan: StepPlan, found: Mapping[int, RowResult], started: float, ended: float) -> StepResult:
+    """found: by slot, of the rows of which there is something to tell."""
+    rows = tuple(found.get(row.slot) or RowResult(row.slot) for row in plan.rows)
+    return StepResult(plan.step, rows, started, ended)
+
+
 def check_block(block: int, limits: Limits) -> None:
     """Raises ValueError for a block outside the pool."""
     if not 0 <= block < limits.blocks:
         raise ValueError(f"block {block} is outside the pool of {limits.blocks}")
+
+
+def check_content(content: bytes | memoryview, block_bytes: int) -> None:
+    """Raises ValueError for what is no block's."""
+    if len(content) != block_bytes:
+        raise ValueError(f"a block has {block_bytes} bytes, not {len(content)}")
 
 
 def _problem(row: Row, limits: Limits, opened: bool, samples: bool) -> str | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from engine.executor.base import Executor, Limits
 from engine.executor.llama import EXACT, Emulation, Llama
-from engine.executor.plans import check, check_block
+from engine.executor.plans import check, check_block, check_content, check_depth, result
 from engine.executor.sampling import logprobs, sample
 from engine.model.arch import llama_config
 from engine.model.gguf import read
@@ -61,25 +61,18 @@ class ReferenceExecutor(Executor):
         """Raises GgufError for a file that is no llama model. `context` None: what the model was trained for."""
         gguf = read(path)
         self.config = llama_config(gguf)
-        self._limits = Limits(slots, blocks, step_tokens, context or self.config.context, self.config.vocab)
         digest = xxhash.xxh3_64_hexdigest(gguf.path.read_bytes())
-        self._numerics = f"torch-{torch.__version__}-{emulate}-{digest}"
+        super().__init__(
+            Limits(slots, blocks, step_tokens, context or self.config.context, self.config.vocab),
+            f"torch-{torch.__version__}-{emulate}-{digest}",
+        )
         self._model = Llama(gguf, self.config, emulate, blocks=blocks)
         self._slots: dict[int, _Slot] = {}
         self._plans: deque[StepPlan] = deque()
         self._masks: dict[tuple[int, int], bytes | None] = {}
 
-    @property
-    def limits(self) -> Limits:
-        return self._limits
-
-    @property
-    def numerics(self) -> str:
-        return self._numerics
-
     def submit(self, plan: StepPlan) -> None:
-        if len(self._plans) >= self.depth:
-            raise RuntimeError(f"{self.depth} steps are submitted already; collect one first")
+        check_depth(len(self._plans), self.depth)
         check(plan, self._limits, self._slots, lambda slot: self._slots[slot].samples)
         for row in plan.rows:
             if row.opens is not None:
@@ -96,11 +89,10 @@ class ReferenceExecutor(Executor):
         plan = self._plans.popleft()
         started = time.monotonic()
         with torch.inference_mode():
-            results = self._run(plan.step, [row for row in plan.rows if not self._slots[row.slot].ended])
-        rows = tuple(results.get(row.slot, RowResult(row.slot)) for row in plan.rows)
+            found = self._run(plan.step, [row for row in plan.rows if not self._slots[row.slot].ended])
         for row in plan.rows:
             self._masks.pop((row.slot, plan.step), None)
-        return StepResult(plan.step, rows, started, time.monotonic())
+        return result(plan, found, started, time.monotonic())
 
     def logits(self, slot: int) -> array[float]:
         state = self._slots.get(slot)
@@ -132,8 +124,7 @@ class ReferenceExecutor(Executor):
 
     def write_block(self, block: int, content: bytes | memoryview) -> None:
         check_block(block, self._limits)
-        if len(content) != self.block_bytes:
-            raise ValueError(f"a block has {self.block_bytes} bytes, not {len(content)}")
+        check_content(content, self.block_bytes)
         self._model.write_block(block, content)
 
     def release(self) -> None:

@@ -1,6 +1,7 @@
 """Weights from a mapped file to a device, layer by layer, while the first prefill already runs over the layers before.
 
     mapped pages --threads--> ring of pinned buffers --asynchronous copies--> device
+    mapped pages that the device reads itself ------ asynchronous copies--> device
 
 What is here is the order of things: which thread copies which piece into which slot of the ring, when a slot is free
 again, when a layer is complete, and that an error ends all of it. The copies are a Transport's (upload_torch.py). No
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -52,32 +52,17 @@ class Transport(Protocol):
     def follow(self, layer: int) -> None:
         """Work that this thread gives the device from now on waits there for the layer's mark."""
 
-
-class Uploader(ABC):
-    """One upload. `begin`, then `wait` for each layer before work on it is submitted, and `finish` in any case."""
-
-    @abstractmethod
-    def begin(self) -> None:
-        """Returns at once."""
-
-    @abstractmethod
-    def wait(self, layer: int) -> None:
-        """Blocks until the layer's copies are begun; work submitted after that finds the layer. Raises UploadError."""
-
-    @abstractmethod
-    def finish(self) -> float:
-        """Blocks until nothing of it goes on any more. Seconds that it took. Raises UploadError."""
-
-    @abstractmethod
-    def cancel(self) -> None:
-        """No further copies; `wait` and `finish` raise UploadError. `finish` must follow all the same."""
+    def close(self) -> None:
+        """All that was sent has drained, and nothing more comes: gives the slots back. Idempotent."""
 
 
-class RingUploader(Uploader):
-    """Pieces in the order of layers, by a few threads, through a ring.
+class Uploader:
+    """One upload: pieces in the order of layers, by a few threads, through a ring. `begin`, then `wait` for each layer
+    before work on it is submitted, and `finish` in any case.
 
     Never more than the transport's slots are between `stage` and `drained`. Slots become free in the order of sending.
-    A layer is marked by the thread that sends its last piece.
+    A layer is marked by the thread that sends its last piece. So what waits for all that the device was given (a
+    module that is loaded) waits for as many pieces as the ring has slots, and not for the rest of the file.
     """
 
     def __init__(
@@ -104,6 +89,7 @@ class RingUploader(Uploader):
         self._threads = [threading.Thread(target=self._run, name=f"upload-{i}", daemon=True) for i in range(threads)]
 
     def begin(self) -> None:
+        """Returns at once."""
         self._began = self._clock()
         with self._change:
             for layer, left in enumerate(self._left):
@@ -113,6 +99,7 @@ class RingUploader(Uploader):
             thread.start()
 
     def wait(self, layer: int) -> None:
+        """Blocks until the layer's copies are begun; work submitted after that finds the layer. Raises UploadError."""
         with self._change:
             self._change.wait_for(lambda: self._marked[layer] or self._error is not None)
             if self._error is not None:
@@ -120,16 +107,19 @@ class RingUploader(Uploader):
         self._transport.follow(layer)
 
     def finish(self) -> float:
+        """Blocks until nothing of it goes on any more. Seconds that it took. Raises UploadError."""
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
         while self._sent:  # also after an error: a buffer must outlive the copies from it
             self._drain(self._sent.popleft())
+        self._transport.close()
         if self._error is not None:
             raise UploadError(f"the weights were not uploaded: {self._error}") from self._error
         return self._clock() - self._began
 
     def cancel(self) -> None:
+        """No further copies; `wait` and `finish` raise UploadError. `finish` must follow all the same."""
         self._fail(UploadError("it was cancelled"))
 
     def _drain(self, slot: int) -> None:

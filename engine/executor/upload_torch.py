@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from engine.executor.upload import RingUploader, Span, Uploader, UploadError
+from engine.executor.upload import Span, Uploader, UploadError
 
 SLOTS: Final = 4
 SLOT_BYTES: Final = 32 << 20
@@ -51,31 +51,38 @@ class MappedBytes:
 
 
 class TorchTransport:
-    """Through pinned buffers to a CUDA device on a stream of its own, or to the CPU at once."""
+    """To a CUDA device on a stream of its own, or to the CPU at once: through pinned buffers, or straight from pages
+    that the device reads. A slot is then a copy under way, and nothing lies in it."""
 
     def __init__(
-        self, source: Tensor, target: Tensor, layers: int, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES
+        self,
+        source: Tensor,
+        target: Tensor,
+        layers: int,
+        *,
+        slots: int = SLOTS,
+        slot_bytes: int = SLOT_BYTES,
+        registry: Registry | None = None,
     ) -> None:
-        """source: [n] uint8 on the CPU; target: [n] uint8 on the device. Raises RuntimeError for want of memory."""
+        """source: [n] uint8 on the CPU; target: [n] uint8 on the device. registry: that takes the source's pages; None
+        for buffers. Raises RuntimeError for want of memory, UploadError where the pages cannot be registered."""
         cuda = target.is_cuda
+        self.slots, self.slot_bytes = slots, slot_bytes
         self._source, self._target = source, target
-        self._buffers = [torch.empty(slot_bytes, dtype=torch.uint8, pin_memory=cuda) for _ in range(slots)]
+        self._pages = Pages(registry, source) if registry is not None else None
+        self._buffers = [
+            torch.empty(slot_bytes, dtype=torch.uint8, pin_memory=cuda) for _ in range(0 if self._pages else slots)
+        ]
         self._side = _Side(target, slots, layers) if cuda else None
 
-    @property
-    def slots(self) -> int:
-        return len(self._buffers)
-
-    @property
-    def slot_bytes(self) -> int:
-        return self._buffers[0].numel()
-
     def stage(self, slot: int, piece: Span) -> None:
-        self._buffers[slot][: piece.nbytes].copy_(_part(self._source, piece))
+        if self._pages is None:
+            self._buffers[slot][: piece.nbytes].copy_(_part(self._source, piece))
 
     def send(self, slot: int, piece: Span) -> None:
+        staged = _part(self._source, piece) if self._pages else self._buffers[slot][: piece.nbytes]
         with self._side.stream() if self._side else nullcontext():
-            _part(self._target, piece).copy_(self._buffers[slot][: piece.nbytes], non_blocking=True)
+            _part(self._target, piece).copy_(staged, non_blocking=True)
         if self._side:
             self._side.sent(slot)
 
@@ -90,6 +97,11 @@ class TorchTransport:
     def follow(self, layer: int) -> None:
         if self._side:
             self._side.follow(layer)
+
+    def close(self) -> None:
+        self._buffers.clear()
+        if self._pages is not None:
+            self._pages.close()
 
 
 class _Side:
@@ -119,9 +131,6 @@ class _Side:
     def follow(self, layer: int) -> None:
         torch.cuda.current_stream(self._device).wait_event(self._marks[layer])
 
-    def synchronize(self) -> None:
-        self._stream.synchronize()
-
 
 class Registry:
     """Pages of this process that a device may read. The driver is called, and not the runtime through torch, which
@@ -147,55 +156,30 @@ class Registry:
         self._driver.cuMemHostUnregister(ctypes.c_void_p(address))
 
 
-class RegisteredUploader(Uploader):
-    """Straight from pages that the device may read. All copies are enqueued by `begin`. CUDA alone; not run yet."""
+class Pages:
+    """Those of a tensor, registered until they are closed."""
 
-    def __init__(self, source: Tensor, target: Tensor, layers: Sequence[Span], registry: Registry) -> None:
-        """Raises UploadError where the mapping cannot be registered: take the ring."""
-        self._source, self._target, self._layers = source, target, layers
-        self._side = _Side(target, 0, len(layers))
-        self._began = _event(timed=True)
-        self._ended = _event(timed=True)
+    def __init__(self, registry: Registry, source: Tensor) -> None:
+        """Raises UploadError where they cannot be registered."""
         self._registry = registry
-        self._address = source.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+        self._address: int | None = source.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
         registry.register(self._address, source.data_ptr() + source.numel() - self._address)
-        self._registered = True
 
-    def begin(self) -> None:
-        with self._side.stream():
-            self._began.record()
-            for index, layer in enumerate(self._layers):
-                if layer.nbytes:
-                    _part(self._target, layer).copy_(_part(self._source, layer), non_blocking=True)
-                self._side.mark(index)
-            self._ended.record()
-
-    def wait(self, layer: int) -> None:
-        self._side.follow(layer)
-
-    def finish(self) -> float:
-        try:
-            self._side.synchronize()
-            return float(self._began.elapsed_time(self._ended)) / 1000
-        except RuntimeError as error:
-            raise UploadError(f"the weights were not uploaded: {error}") from error
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """What is enqueued is waited for: pages must outlive the copies from them."""
-        if self._registered:
-            self._registered = False
-            self._side.synchronize()
+    def close(self) -> None:
+        """No copy from them is under way. Idempotent."""
+        if self._address is not None:
             self._registry.unregister(self._address)
+            self._address = None
 
 
-def uploader(source: Tensor, target: Tensor, layers: Sequence[Span]) -> Uploader:
-    """The best way there is. source: [n] uint8, mapped; target: [n] uint8 on the device."""
-    if target.is_cuda:
+def uploader(source: Tensor, target: Tensor, layers: Sequence[Span], driver: Any = None) -> Uploader:
+    """The best way there is. source: [n] uint8, mapped; target: [n] uint8 on the device. driver: what stands for
+    CUDA's."""
+    if target.is_cuda or driver is not None:
         with suppress(UploadError):  # no such device, or a file system that refuses what the device can do
-            return RegisteredUploader(source, target, layers, Registry(target.device.index or 0))
-    return RingUploader(TorchTransport(source, target, len(layers)), layers, threads=THREADS)
+            registry = Registry(target.device.index or 0, driver)
+            return Uploader(TorchTransport(source, target, len(layers), registry=registry), layers, threads=1)
+    return Uploader(TorchTransport(source, target, len(layers)), layers, threads=THREADS)
 
 
 class DeviceWeights:
@@ -237,8 +221,8 @@ def _part(whole: Tensor, piece: Span) -> Tensor:
     return whole[piece.offset : piece.offset + piece.nbytes]
 
 
-def _event(*, timed: bool = False) -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 def _driver() -> Any:

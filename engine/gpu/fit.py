@@ -39,9 +39,10 @@ class Other(NamedTuple):
     free: int
 
 
-def needs(plan: Plan) -> Needs:
-    """Of a plan whose regions all lie on the device; buffers counted as if none shared bytes."""
-    return Needs(tuple((region.name, region.apart) for region in plan.regions), plan.sizes.blocks, plan.kv_block)
+def needs(plan: Plan, *beside: tuple[str, int]) -> Needs:
+    """Of a plan whose regions all lie on the device. beside: names and bytes of what is needed there too."""
+    regions = ((region.name, region.nbytes) for region in plan.regions)
+    return Needs((*regions, *beside), plan.sizes.blocks, plan.kv_block)
 
 
 def check_fits(

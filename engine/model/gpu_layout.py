@@ -22,6 +22,11 @@ KV_DTYPES: Final = ("16", "fp8")
 """As wide as what is computed in, or e4m3."""
 PART: Final = 1024
 """Positions that one program of attention goes through."""
+SORT_ROWS: Final = 16
+"""That are sorted at a time."""
+_SORT_BYTES: Final = 48
+"""That torch's sort takes beside a value and its id: copies of both, two rounds of them. An upper bound, by ATen's
+Sort.cu; not measured."""
 INTS, REALS, TOLD = 592, 520, 20
 """Of a slot's sampling state, and of what is told: engine/executor/kernels/slot.py."""
 _F32 = _I32 = 4
@@ -85,6 +90,11 @@ def kv_block_bytes(config: LlamaConfig, sizes: GpuSizes) -> int:
     return 2 * config.layers * config.kv_heads * config.head_dim * BLOCK_TOKENS * width
 
 
+def sort_bytes(config: LlamaConfig, sizes: GpuSizes) -> int:
+    """What sampling needs of the device beside the plan, from torch's allocator, within captured graphs."""
+    return min(sizes.rows, SORT_ROWS) * config.vocab * _SORT_BYTES
+
+
 def _whole(name: str, nbytes: int) -> Buffer:
     return Buffer(name, nbytes, _NORM, _HEAD)
 
@@ -126,3 +136,4 @@ def _sampling(config: LlamaConfig, sizes: GpuSizes) -> Iterator[Buffer]:
     yield _whole("table", sizes.slots * sizes.table * _I32)
     yield _whole("step", 6 * (sizes.step_tokens + sizes.rows) * _I32)
     yield _whole("masked", rows * _I32)
+    yield _whole("block", kv_block_bytes(config, sizes))

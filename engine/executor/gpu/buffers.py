@@ -88,6 +88,7 @@ class Buffers:
         self.logits = take("logits", f32, rows, config.vocab)
         kv_dtype = torch.uint8 if sizes.kv_dtype == "fp8" else dtype
         self.kv = take("kv", kv_dtype, config.layers, 2, sizes.blocks, kv_heads, BLOCK_TOKENS, dim)
+        self.block = take("block", kv_dtype, config.layers, 2, kv_heads, BLOCK_TOKENS, dim)
         self.adjusted = take("adjusted", f32, rows, config.vocab)
         self.ordered = take("ordered", f32, rows, config.vocab)
         self.order = take("order", torch.int64, rows, config.vocab)

@@ -1,10 +1,16 @@
 """What the host keeps of slots, and how it gets to the device: pinned mirrors, copied in the order of the device's
-work."""
+work.
+
+A mirror must not be written while the device may still read it. What is told of a step lies in one of a ring of
+Stagings, which is longer than steps can be out; what is told of a slot when it opens has a mark, which is waited for.
+Numpy writes them: torch would ask its allocator for every list.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,46 +23,39 @@ from engine.step import Row, Sampling
 
 
 class HostSlots:
-    """Mirrors of the slots' state and block tables. Called within the device's order."""
+    """Mirrors of the slots' state, and what the device knows of their block tables. Called within the device's
+    order."""
 
     def __init__(self, device: Device, shape: Shape, slots: int) -> None:
         i32, vocab = torch.int32, shape.config.vocab
+        self._device = device
         self._ints = device.pinned(slots, state.INTS, dtype=i32)
         self._reals = device.pinned(slots, state.REALS, dtype=torch.float64)
         self._seen = device.pinned(slots, vocab, dtype=i32)
-        self._table = device.pinned(slots, shape.table, dtype=i32)
-        self._allowed = device.pinned(slots, shape.words, dtype=i32)
+        self._most = shape.table
         self._known: list[tuple[int, ...]] = [()] * slots
         """The blocks that the device's table has."""
-        self._copied: dict[int, Mark] = {}
+        self._opened: dict[int, Mark] = {}
         """When what was last copied from a slot's mirrors had left them."""
 
     def forget(self) -> None:
         """The device's memory is new."""
         self._known = [()] * len(self._known)
 
-    def update(self, device: Device, buffers: Buffers, rows: Sequence[Row]) -> None:
+    def update(self, buffers: Buffers, staging: Staging, rows: Sequence[Row]) -> None:
         """Before the rows run: opens the slots that they open, and brings their tables."""
-        changed = [row.slot for row in rows if self._changes(row)]
-        for slot in changed:
-            if (mark := self._copied.pop(slot, None)) is not None:
+        opened = [row for row in rows if row.opens is not None]
+        for row in opened:
+            if (mark := self._opened.pop(row.slot, None)) is not None:
                 mark.wait()
+            self._open(buffers, row.slot, row.opens, row.history)
+        if opened:
+            self._opened |= dict.fromkeys((row.slot for row in opened), self._device.mark())
         for row in rows:
-            if row.opens is not None:
-                self._open(buffers, row.slot, row.opens, row.history)
-            self._cover(buffers, row)
-        if changed:
-            self._copied |= dict.fromkeys(changed, device.mark())
+            self._cover(buffers, staging, row)
 
-    def allow(self, buffers: Buffers, slot: int, mask: bytes) -> None:
-        words = self._allowed.shape[1]
-        self._allowed[slot].copy_(torch.frombuffer(bytearray(mask[: 4 * words]), dtype=torch.int32))
-        buffers.slots.allowed[slot].copy_(self._allowed[slot], non_blocking=True)
-
-    def _changes(self, row: Row) -> bool:
-        return row.opens is not None or row.blocks != self._known[row.slot]
-
-    def _open(self, buffers: Buffers, slot: int, sampling: Sampling, history: Sequence[int]) -> None:
+    def _open(self, buffers: Buffers, slot: int, sampling: Sampling | None, history: Sequence[int]) -> None:
+        assert sampling is not None
         state.fill(sampling, self._ints[slot].numpy(), self._reals[slot].numpy())
         buffers.slots.ints[slot].copy_(self._ints[slot], non_blocking=True)
         buffers.slots.reals[slot].copy_(self._reals[slot], non_blocking=True)
@@ -64,32 +63,28 @@ class HostSlots:
             state.count(history, sampling.first, self._seen[slot].numpy())
             buffers.slots.seen[slot].copy_(self._seen[slot], non_blocking=True)
 
-    def _cover(self, buffers: Buffers, row: Row) -> None:
+    def _cover(self, buffers: Buffers, staging: Staging, row: Row) -> None:
         """Copies what differs: for a decode row that takes a new block, one entry."""
-        blocks, known = row.blocks[: self._table.shape[1]], self._known[row.slot]
-        if blocks == known:
-            return
-        same = 0
-        if blocks[: len(known)] == known:
-            same = len(known)
-        part = slice(same, len(blocks))
-        self._table[row.slot, part] = torch.tensor(blocks[part], dtype=torch.int32)
-        buffers.table[row.slot, part].copy_(self._table[row.slot, part], non_blocking=True)
-        self._known[row.slot] = blocks
+        blocks, known = row.blocks[: self._most], self._known[row.slot]
+        if blocks != known:
+            same = len(known) if blocks[: len(known)] == known else 0
+            staging.cover(buffers, row.slot, same, blocks[same:])
+            self._known[row.slot] = blocks
 
 
 class Staging:
-    """What the device is told of a step, and tells of it: one of a ring of pinned buffers, so that the host can fill
-    the next while the device reads this one."""
+    """What the device is told of a step, and tells of it."""
 
     def __init__(self, device: Device, shape: Shape, sizes: GpuSizes) -> None:
-        tokens, rows = sizes.step_tokens, sizes.rows
+        tokens, rows, i32 = sizes.step_tokens, sizes.rows, torch.int32
         self._tile = shape.tile_tokens
-        self._whole = device.pinned(6 * (tokens + rows), dtype=torch.int32)
+        self._whole = device.pinned(6 * (tokens + rows), dtype=i32)
         self._step = step_views(self._whole, tokens, rows)
-        self._masked = device.pinned(rows, dtype=torch.int32)
-        self._results = device.pinned(rows, 2, dtype=torch.int32)
-        self._ids = device.pinned(rows, state.TOLD, dtype=torch.int32)
+        self._table = device.pinned(sizes.slots, shape.table, dtype=i32)
+        self._allowed = device.pinned(rows, shape.words, dtype=i32)
+        self._masked = device.pinned(rows, dtype=i32)
+        self._results = device.pinned(rows, 2, dtype=i32)
+        self._ids = device.pinned(rows, state.TOLD, dtype=i32)
         self._told = device.pinned(rows, state.TOLD + 1, dtype=torch.float64)
 
     def describe(self, buffers: Buffers, rows: Sequence[Row]) -> None:
@@ -107,9 +102,9 @@ class Staging:
             first += row.count
             if row.sample:
                 samples.append((first - 1, row.slot))
-        self._whole.fill_(-1)
-        step.tiled.counts.zero_()
-        step.tiled.firsts.zero_()
+        self._whole.numpy().fill(-1)
+        step.tiled.counts.numpy().fill(0)
+        step.tiled.firsts.numpy().fill(0)
         for target, values in (
             (step.tokens, tokens),
             (step.positions, positions),
@@ -123,9 +118,20 @@ class Staging:
             _put(target, values)
         buffers.step.whole.copy_(self._whole, non_blocking=True)
 
-    def mask(self, buffers: Buffers, masked: Sequence[bool]) -> None:
-        """Tells which sampling rows have a mask."""
-        _put(self._masked, [int(one) for one in masked])
+    def cover(self, buffers: Buffers, slot: int, start: int, blocks: Sequence[int]) -> None:
+        """Brings a slot's table from entry `start` on."""
+        part = slice(start, start + len(blocks))
+        self._table[slot, part].numpy()[:] = blocks
+        buffers.table[slot, part].copy_(self._table[slot, part], non_blocking=True)
+
+    def allow(self, buffers: Buffers, masks: Sequence[tuple[int, bytes | None]]) -> None:
+        """Brings the masks of the sampling rows, in their order with their slots; None where all is allowed."""
+        words = self._allowed.shape[1]
+        for index, (slot, mask) in enumerate(masks):
+            if mask is not None:
+                self._allowed[index].numpy()[:] = np.frombuffer(mask, np.int32, words)
+                buffers.slots.allowed[slot].copy_(self._allowed[index], non_blocking=True)
+        _put(self._masked, [int(mask is not None) for _, mask in masks])
         buffers.masked.copy_(self._masked, non_blocking=True)
 
     def fetch(self, buffers: Buffers, rows: int, told: bool) -> None:
@@ -147,5 +153,4 @@ class Staging:
 
 
 def _put(target: Tensor, values: Sequence[int]) -> None:
-    if values:
-        target[: len(values)] = torch.tensor(values, dtype=torch.int32)
+    target.numpy()[: len(values)] = values

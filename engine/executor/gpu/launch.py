@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.executor.gpu.matrix import Matrix
+from engine.executor.gpu.matrix import GROUP, Matrix
 from engine.executor.gpu.tiles import Tiles
 from engine.executor.kernels import adjust as adjusting
 from engine.executor.kernels import attention, embed, matmul, norm, outcome, rope, swiglu
 from engine.executor.kernels import draw as drawing
 from engine.model.arch import LlamaConfig
-from engine.model.gpu_layout import PART
+from engine.model.gpu_layout import PART, SORT_ROWS
 from engine.step import BLOCK_TOKENS
 
 EXACT: dict[str, Any] = {"enable_fp_fusion": False}
@@ -69,16 +69,15 @@ def multiply(tiles: Tiles, x: Tensor, w: Matrix, out: Tensor) -> None:
         tile = tiles.quantised
         grid = (-(-rows // tile.rows), -(-w.rows // tile.cols))
         matmul.matmul_quantised[grid](
-            x, w.values, w.scales, w.minimums, out, rows,
-            N=w.rows, K=w.cols, STRIDE=out.stride(0), BITS=w.bits, BM=tile.rows, BN=tile.cols, BK=tile.depth,
+            x, w.values, w.scales, w.minimums, out, rows, w.rows, w.cols // GROUP, out.stride(0),
+            BITS=w.bits, BM=tile.rows, BN=tile.cols, BK=tile.depth,
             num_warps=tile.warps, num_stages=tile.stages, **EXACT,
         )  # fmt: skip
         return
     tile = tiles.of(rows)
     grid = (-(-rows // tile.rows), -(-w.rows // tile.cols))
     matmul.matmul[grid](
-        x, w.values, out, rows,
-        N=w.rows, K=w.cols, STRIDE=out.stride(0), BM=tile.rows, BN=tile.cols, BK=tile.depth,
+        x, w.values, out, rows, w.rows, w.cols, out.stride(0), BM=tile.rows, BN=tile.cols, BK=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages, **EXACT,
     )  # fmt: skip
 
@@ -141,7 +140,7 @@ def attend(
     attention.attend[(len(tiled.slots), config.kv_heads, shape.parts)](
         queries, keys, values, table, positions, tiled.slots, tiled.firsts, tiled.counts, sums, outputs,
         config.head_dim**-0.5, KV_HEADS=config.kv_heads, TABLE=shape.table, BLOCK_TOKENS=BLOCK_TOKENS,
-        BM=max(16, power(shape.tile_tokens * shape.group)), BD=width, num_stages=2, **sizes, **EXACT,
+        BM=max(16, power(shape.tile_tokens * shape.group)), BD=width, num_stages=shape.tiles.stages, **sizes, **EXACT,
     )  # fmt: skip
     rows, block = len(slots), shape.tiles.heads
     attention.merge[(-(-rows * config.heads // block),)](
@@ -189,6 +188,14 @@ def adjust(
         state.allowed, state.logits, adjusted, choice,
         VOCAB=vocab, WORDS=shape.words, BLOCK=min(VOCAB_BLOCK, power(vocab)), num_warps=8, **EXACT,
     )  # fmt: skip
+
+
+def sort(values: Tensor, ordered: Tensor, order: Tensor) -> None:
+    """Each row in descending order, equals by id: a few rows at a time, so that what the sort needs beside its results
+    is bounded (gpu_layout.sort_bytes)."""
+    for at in range(0, len(values), SORT_ROWS):
+        part = slice(at, at + SORT_ROWS)
+        torch.sort(values[part], dim=-1, descending=True, stable=True, out=(ordered[part], order[part]))
 
 
 def draw(

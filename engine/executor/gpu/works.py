@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-
-import torch
 
 from engine.executor.gpu import launch
 from engine.executor.gpu.buffers import Buffers
@@ -28,23 +27,35 @@ class Works:
     """Made again whenever the memory behind the tensors is."""
 
     def __init__(self, device: Device, shape: Shape, weights: Weights, buffers: Buffers, sizes: GpuSizes) -> None:
-        """Where the device captures, everything is run once before, on a step of no rows."""
-        self._shape, self._weights, self._buffers = shape, weights, buffers
+        """Where the device captures, everything is run once before, on a step of no rows: that compiles it.
+
+        The largest first: what a graph's sort takes beside the arena, those that are captured later take again.
+        """
+        self._device, self._shape, self._weights, self._buffers = device, shape, weights, buffers
         self._sizes = tuple(ladder(sizes.step_tokens))
         self._slots = sizes.slots
         self._forwards: dict[int, Work] = {}
         self._samples: dict[tuple[int, bool], Work] = {}
+        self.compiled_s = self.captured_s = 0.0
+        """What that took."""
         buffers.step.whole.fill_(-1)
         buffers.step.tiled.counts.zero_()
         buffers.step.tiled.firsts.zero_()
-        for tokens in self._sizes:
-            self._forwards[tokens] = _captured(device, lambda n=tokens: self.run(n))  # type: ignore[misc]
-        for rows in sorted({self.rows(tokens) for tokens in self._sizes}):
-            for drawn in (False, True):
-                work = _captured(device, lambda n=rows, d=drawn: self._sample(n, d))  # type: ignore[misc]
+        for tokens in reversed(self._sizes):
+            self._forwards[tokens] = self._captured(lambda n=tokens: self.run(n))  # type: ignore[misc]
+        for rows in sorted({self.rows(tokens) for tokens in self._sizes}, reverse=True):
+            for drawn in (True, False):
+                work = self._captured(lambda n=rows, d=drawn: self._sample(n, d))  # type: ignore[misc]
                 self._samples[rows, drawn] = work
             if device.captures:
                 self.tell(rows)
+        device.trim()  # of what was taken before there was a graph
+
+    def drop(self) -> None:
+        """Nothing can be run any more; the graphs and their memory are given back."""
+        self._forwards.clear()
+        self._samples.clear()
+        self._device.forget()
 
     def padded(self, tokens: int) -> int:
         return next(size for size in self._sizes if size >= tokens)
@@ -78,12 +89,16 @@ class Works:
         launch.adjust(shape, buffers.logits[:rows], sampled, positions, state, adjusted, choice)
         if drawn:
             ordered, order = buffers.ordered[:rows], buffers.order[:rows]
-            torch.sort(adjusted, dim=-1, descending=True, stable=True, out=(ordered, order))
+            launch.sort(adjusted, ordered, order)
             launch.draw(shape, ordered, order, sampled, positions, state, choice)
         launch.commit(shape, choice, sampled, state, buffers.results[:rows])
 
-
-def _captured(device: Device, work: Work) -> Work:
-    if device.captures:
-        work()
-    return device.capture(work)
+    def _captured(self, work: Work) -> Work:
+        began = time.monotonic()
+        if self._device.captures:
+            work()
+        ran = time.monotonic()
+        self.compiled_s += ran - began
+        captured = self._device.capture(work)
+        self.captured_s += time.monotonic() - ran
+        return captured

@@ -4,7 +4,8 @@ Of every kernel:
 
 - A row's result depends on that row alone, bit for bit: tiles, and the order in which they are added up, are fixed by
   the model and by absolute positions, never by what else is in the launch.
-- Every size is a constexpr or lies in device memory, so that nothing is compiled once the executor has warmed up.
+- Every size is a constexpr, lies in device memory, or is an argument that does not change once the executor has warmed
+  up: so that nothing is compiled from then on.
 - Compiled without contraction into fused multiply-adds (engine/executor/gpu/launch.py): each operation rounds once.
 
 With TRITON_INTERPRET=1 set before they are imported, the same functions run in numpy, on memory of the CPU.

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from engine.executor.kernels import slot as field
-from engine.executor.kernels.dequantise import load_tile
+from engine.executor.kernels.dequantise import GROUP, load_tile
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -28,5 +28,5 @@ def embed(
     if BITS == 16:
         values = tl.load(table + token.to(tl.int64)[:, None] * COLS + col, mask=inside, other=0.0).to(tl.float32)
     else:
-        values = load_tile(table, scales, minimums, token, 0, COLS, BITS, BR, BC, mine)
+        values = load_tile(table, scales, minimums, token, 0, COLS // GROUP, BITS, BR, BC, mine)
     tl.store(residual + row.to(tl.int64)[:, None] * COLS + col, values, mask=inside)

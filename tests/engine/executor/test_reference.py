@@ -87,7 +87,7 @@ def test_a_decode_row_takes_the_token_of_a_step_not_yet_collected(drive: Driver,
     expected = drive.generate(PROMPT, 2, blocks=(0, 1))
     drive.submit(Row(1, 0, tuple(PROMPT), (2, 3), True, GREEDY))
     drive.submit(Row(1, len(PROMPT), (), (2, 3), True))
-    with pytest.raises(RuntimeError, match="2 steps are submitted already"):
+    with pytest.raises(RuntimeError, match="2 plans are submitted already"):
         drive.submit(Row(1, len(PROMPT) + 1, (), (2, 3), True))
     first, second = executor.collect(), executor.collect()
     assert [*first.rows[0].tokens, *second.rows[0].tokens] == expected

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.executor.upload import RingUploader, Span, UploadError
+from engine.executor.upload import Span, Uploader, UploadError
 
 PATIENCE_S = 20
 
@@ -23,6 +24,7 @@ class Device:
         self.memory = bytearray(len(source))
         self.marked: list[int] = []
         self.most = 0
+        self.closed = False
         self.fails: dict[str, int] = {}
         """Method -> the call, counted from 0, that fails."""
         self._source = source
@@ -37,6 +39,9 @@ class Device:
         self._thread.start()
 
     def close(self) -> None:
+        """The uploader does, when nothing is under way."""
+        assert not self._flying
+        self.closed = True
         with self._change:
             self._ended = True
             self._change.notify_all()
@@ -114,7 +119,7 @@ def test_all_bytes_arrive_and_each_layer_before_work_on_it(
 ) -> None:
     layers = spans(sizes)
     device = Device(content(sum(sizes)), slots, slot_bytes, seed)
-    upload = RingUploader(device, layers, threads=threads)
+    upload = Uploader(device, layers, threads=threads)
     upload.begin()
     for index, layer in enumerate(layers):
         upload.wait(index)
@@ -140,7 +145,7 @@ def test_an_error_in_one_copy_is_told_by_everything_and_nothing_hangs(
     layers = spans(sizes)
     device = Device(content(sum(sizes)), slots, slot_bytes)
     device.fails[method] = call
-    upload = RingUploader(device, layers, threads=threads)
+    upload = Uploader(device, layers, threads=threads)
     upload.begin()
     waited: list[int] = []
     try:
@@ -159,10 +164,70 @@ def test_an_error_in_one_copy_is_told_by_everything_and_nothing_hangs(
     assert all(device.holds(layers[index]) for index in waited)
 
 
+def test_what_the_device_was_given_is_never_more_than_the_ring_and_each_layer_is_marked_in_its_turn() -> None:
+    """So whatever waits for all of it (a graph's first capture, a module that is loaded) waits for little."""
+    device = Held(content(80), slots=2, slot_bytes=5)
+    upload = Uploader(device, spans([20, 20, 20, 20]), threads=1)
+    upload.begin()
+    for arrived in range(16):
+        sent = min(16, arrived + 2)
+        device.until(sent, marked=list(range(sent // 4)))
+        device.let()
+    upload.finish()
+    device.close()
+
+
+class Held(Device):
+    """Copies one piece each time that it is let."""
+
+    def __init__(self, source: bytes, slots: int, slot_bytes: int) -> None:
+        self._let = threading.Semaphore(0)
+        self.sent = 0
+        super().__init__(source, slots, slot_bytes)
+
+    def let(self) -> None:
+        self._let.release()
+
+    def until(self, sent: int, marked: list[int]) -> None:
+        with self._change:
+            assert self._change.wait_for(lambda: (self.sent, self.marked) == (sent, marked), PATIENCE_S)
+
+    def mark(self, layer: int) -> None:
+        with self._change:
+            super().mark(layer)
+            self._change.notify_all()
+
+    def send(self, slot: int, piece: Span) -> None:
+        super().send(slot, piece)
+        with self._change:
+            self.sent += 1
+            self._change.notify_all()
+
+    def drained(self, slot: int) -> None:
+        assert self._let.acquire(timeout=PATIENCE_S)
+        super().drained(slot)
+
+
+def test_the_slots_are_given_back_when_nothing_is_under_way_any_more() -> None:
+    for cancelled in (False, True):
+        device = Held(content(40), slots=2, slot_bytes=5)
+        upload = Uploader(device, spans([40]), threads=1)
+        upload.begin()
+        device.until(2, marked=[])
+        if cancelled:
+            upload.cancel()
+        for _ in range(8):
+            device.let()
+        with pytest.raises(UploadError) if cancelled else nullcontext():
+            upload.finish()
+        assert device.closed
+        assert not device._flying
+
+
 def test_who_waits_for_a_layer_is_woken_by_an_error() -> None:
     device = Device(content(100), 1, 10)
     device.fails["stage"] = 4
-    upload = RingUploader(device, [Span(0, 100)], threads=1)
+    upload = Uploader(device, [Span(0, 100)], threads=1)
     told: list[str] = []
 
     def wait() -> None:
@@ -183,7 +248,7 @@ def test_who_waits_for_a_layer_is_woken_by_an_error() -> None:
 
 def test_an_upload_that_is_cancelled_ends_with_what_is_under_way() -> None:
     device = Device(content(1000), 2, 1)
-    upload = RingUploader(device, [Span(0, 1000)])
+    upload = Uploader(device, [Span(0, 1000)])
     upload.cancel()
     upload.begin()
     with pytest.raises(UploadError, match="cancelled"):
@@ -194,7 +259,7 @@ def test_an_upload_that_is_cancelled_ends_with_what_is_under_way() -> None:
 
 def test_an_upload_that_never_began_can_be_finished() -> None:
     device = Device(content(10), 1, 10)
-    upload = RingUploader(device, [Span(0, 10)])
+    upload = Uploader(device, [Span(0, 10)])
     upload.cancel()
     with pytest.raises(UploadError):
         upload.finish()
@@ -204,7 +269,7 @@ def test_an_upload_that_never_began_can_be_finished() -> None:
 def test_the_time_is_from_beginning_to_end() -> None:
     times = iter([10.0, 12.5])
     device = Device(content(10), 1, 10)
-    upload = RingUploader(device, [Span(0, 10)], clock=lambda: next(times))
+    upload = Uploader(device, [Span(0, 10)], clock=lambda: next(times))
     upload.begin()
     assert upload.finish() == 2.5
     device.close()

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.executor.upload import RingUploader, Span, UploadError
+from engine.executor.upload import Span, Uploader, UploadError
 from engine.executor.upload_torch import DeviceWeights, MappedBytes, Registry, TorchTransport, uploader
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def test_the_ring_moves_tensors(nbytes: int, size: int, slots: int, slot_bytes: 
     source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
     target = torch.zeros_like(source)
     layers = layers_of(nbytes, size)
-    upload = RingUploader(TorchTransport(source, target, len(layers), slots=slots, slot_bytes=slot_bytes), layers)
+    upload = Uploader(TorchTransport(source, target, len(layers), slots=slots, slot_bytes=slot_bytes), layers)
     upload.begin()
     for index, layer in enumerate(layers):
         upload.wait(index)
@@ -71,9 +71,11 @@ def test_a_layer_outside_of_the_file_is_refused(tmp_path: Path) -> None:
         DeviceWeights(MappedBytes(path, 0, 4000), [Span(3999, 2)], CPU)
 
 
-def test_without_cuda_the_ring_is_chosen() -> None:
+def test_without_cuda_there_are_buffers() -> None:
     source = torch.zeros(16, dtype=torch.uint8)
-    assert isinstance(uploader(source, torch.empty_like(source), [Span(0, 16)]), RingUploader)
+    upload = uploader(source, torch.empty_like(source), [Span(0, 16)])
+    upload.begin()
+    upload.finish()
 
 
 class Driver:
@@ -104,6 +106,50 @@ def test_pages_are_registered_as_the_device_takes_them(attributes: dict[int, int
     registry.register(4096, 100)
     assert driver.registered == {4096: (100, flags)}
     registry.unregister(4096)
+    assert not driver.registered
+
+
+@given(nbytes=st.integers(1, 3000), size=st.integers(1, 800), slots=st.integers(1, 4), slot_bytes=st.integers(1, 500))
+def test_registered_pages_are_copied_without_a_buffer_and_given_back(
+    nbytes: int, size: int, slots: int, slot_bytes: int
+) -> None:
+    source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    driver = Driver({113: 1})
+    layers = layers_of(nbytes, size)
+    transport = TorchTransport(
+        source, target, len(layers), slots=slots, slot_bytes=slot_bytes, registry=Registry(0, driver)
+    )
+    ((start, (length, _)),) = driver.registered.items()
+    assert start <= source.data_ptr() < source.data_ptr() + nbytes == start + length
+    assert start % 4096 == 0
+    upload = Uploader(transport, layers, threads=1)
+    upload.begin()
+    for index in range(len(layers)):
+        upload.wait(index)
+    upload.finish()
+    assert torch.equal(target, source)
+    assert not driver.registered
+
+
+def test_pages_that_are_refused_go_through_buffers() -> None:
+    source = torch.arange(100, dtype=torch.uint8)
+    for driver in (Driver({}), Driver({113: 1}, refuses=801), Driver({113: 1})):
+        target = torch.zeros_like(source)
+        upload = uploader(source, target, layers_of(100, 30), driver)
+        upload.begin()
+        upload.finish()
+        assert torch.equal(target, source)
+        assert not driver.registered
+
+
+def test_an_upload_that_is_given_up_gives_its_pages_back() -> None:
+    source = torch.zeros(100, dtype=torch.uint8)
+    driver = Driver({113: 1})
+    upload = uploader(source, torch.zeros_like(source), layers_of(100, 30), driver)
+    upload.cancel()
+    with pytest.raises(UploadError, match="cancelled"):
+        upload.finish()
     assert not driver.registered
 
 

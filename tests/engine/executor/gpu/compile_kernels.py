@@ -1,6 +1,9 @@
-"""Compiles every kernel to machine code, with the constants that a real model gives it. Needs no GPU.
+"""Compiles every kernel to machine code, with the constants that a real model gives it, and holds each to the shared
+memory of its device. Needs no GPU.
 
-    python tests/engine/executor/gpu/compile_kernels.py 80 90
+    python tests/engine/executor/gpu/compile_kernels.py 80 90 [--few]
+
+--few: of what differs by architecture alone, the largest; and in float32 no weights of few bits.
 
 The interpreter takes what the compiler does not (shapes, types, unsupported instructions): this finds it. A process of
 its own, because Triton decides once whether it interprets.
@@ -10,20 +13,30 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.executor.gpu.tiles import AMPERE, HOPPER, Tile
+from engine.executor.gpu.tiles import Tile, Tiles, attention_shared, tiles_for
 from engine.executor.kernels import adjust, attention, draw, embed, matmul, norm, outcome, rope, swiglu
 
-HEADS = {"HEADS": 32, "DIM": 128}
+SHARED = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+"""Architecture -> bytes that a program may ask for: CUDA C++ Programming Guide, technical specifications per compute
+capability (the most a block can have, less 1 KiB for the system)."""
+DIM, GROUP = 128, 4
+HEADS = {"HEADS": 32, "DIM": DIM}
+FIRST = 90
+"""The architecture for which everything is compiled."""
 PAGED = {"KV_HEADS": 8, "TABLE": 512, "BLOCK_TOKENS": 16}
 VOCAB = {"VOCAB": 128256, "BLOCK": 4096}
-POINTERS = {"bf": "*bf16", "f": "*fp32", "h": "*fp16", "i": "*i32", "l": "*i64", "d": "*fp64", "b": "*i8", "u": "*u8"}
+TYPES = {
+    "bf": "*bf16", "f": "*fp32", "h": "*fp16", "i": "*i32", "l": "*i64", "d": "*fp64", "b": "*i8", "u": "*u8",
+    "n": "i32", "m": "i32", "s": "fp32",
+}  # fmt: skip
+"""`n`: any number; `m`: one that is known to be a multiple of 16, as all addresses are."""
 
 INSTRUCTION = re.compile(r"\b(wgmma\.mma_async|mma)\.sync\S*?\.m(\d+)n\d+k(\d+)")
 """Of tensor cores. Products must all be of one shape but for its columns: then K is added up in one order."""
@@ -33,31 +46,50 @@ class Case(NamedTuple):
     name: str
     kernel: Any
     signature: str
-    """A type for every argument that is no constant: of POINTERS, or `n` for an int32, `s` for a float."""
+    """A type for every argument that is no constant: of TYPES."""
     constants: dict[str, Any]
     options: dict[str, Any] = {}  # noqa: RUF012
+    planned: int = 0
+    """Bytes of shared memory that the tiles were chosen by; 0 where nothing is planned."""
 
 
-def products(tiles: dict[str, Tile]) -> Iterator[Case]:
-    for name, tile in tiles.items():
-        cut = {"N": 4096, "K": 4096, "STRIDE": 6144, "BM": tile.rows, "BN": tile.cols, "BK": tile.depth}
-        options = {"num_warps": tile.warps, "num_stages": tile.stages}
-        if name == "quantised":
-            for bits, level in ((8, "b"), (4, "u")):
-                yield Case(
-                    f"matmul of {bits} bits",
-                    matmul.matmul_quantised,
-                    f"bf {level} h h f n",
-                    cut | {"BITS": bits},
-                    options,
-                )
-        else:
-            yield Case(f"matmul, {name}", matmul.matmul, "bf bf f n", cut, options)
+def dense(tiles: Tiles, value: str) -> Iterator[Case]:
+    """value: of TYPES, what is computed in."""
+    found = {"narrow": tiles.narrow} if tiles.wide == tiles.narrow else {"narrow": tiles.narrow, "wide": tiles.wide}
+    for name, tile in found.items():
+        yield Case(f"matmul, {name}", matmul.matmul, f"{value} {value} f n m m m", *_cut(tile, value))
 
 
-def cases(arch: int) -> Iterator[Case]:
-    tiles = HOPPER if arch >= 90 else AMPERE
-    yield from products({"narrow": tiles.narrow, "wide": tiles.wide, "quantised": tiles.quantised})
+def quantised(tiles: Tiles, value: str) -> Iterator[Case]:
+    constants, options, planned = _cut(tiles.quantised, value)
+    for bits, level in ((8, "b"), (4, "u")):
+        yield Case(
+            f"matmul of {bits} bits", matmul.matmul_quantised, f"{value} {level} h h f n m m m",
+            constants | {"BITS": bits}, options, planned,
+        )  # fmt: skip
+
+
+def _cut(tile: Tile, value: str) -> tuple[dict[str, Any], dict[str, Any], int]:
+    return (
+        {"BM": tile.rows, "BN": tile.cols, "BK": tile.depth},
+        {"num_warps": tile.warps, "num_stages": tile.stages},
+        tile.shared(4 if value == "f" else 2),
+    )
+
+
+def attentions(tiles: Tiles, value: str, kinds: Sequence[str], dim: int) -> Iterator[Case]:
+    """kinds: of TYPES, what keys and values are in."""
+    planned = attention_shared(tiles.queries, tiles.stages, 4 if value == "f" else 2, dim)
+    constants = HEADS | PAGED | {"DIM": dim, "BD": dim, "PART": 1024, "PARTS": 8, "BM": tiles.queries}
+    for kv in kinds:
+        yield Case(
+            f"attend over {kv}", attention.attend, f"{value} {kv} {kv} i i i i i f f s", constants,
+            {"num_stages": tiles.stages}, planned,
+        )  # fmt: skip
+
+
+def others() -> Iterator[Case]:
+    """What needs hardly any shared memory, and is the same on every device."""
     norms = {"COLS": 4096, "EPS": 1e-5, "BR": 1, "BC": 4096}
     yield Case("add_norm", norm.add_norm, "f f f bf n", norms | {"ADD": True})
     yield Case("gather_norm", norm.gather_norm, "f f f i bf n", norms)
@@ -69,11 +101,7 @@ def cases(arch: int) -> Iterator[Case]:
         yield Case(
             f"rope into {kv}", rope.rope_and_store, f"f f i i i bf {kv} {kv} n", HEADS | PAGED | {"BR": 16, "BP": 64}
         )
-        yield Case(
-            f"attend over {kv}", attention.attend, f"bf {kv} {kv} i i i i i f f s",
-            HEADS | PAGED | {"PART": 1024, "PARTS": 8, "BM": 64, "BD": 128}, {"num_stages": 2},
-        )  # fmt: skip
-    yield Case("merge", attention.merge, "f f i i bf n", HEADS | {"PART": 1024, "PARTS": 8, "BR": 16, "BD": 128})
+    yield Case("merge", attention.merge, "f f i i bf n", HEADS | {"PART": 1024, "PARTS": 8, "BR": 16, "BD": DIM})
     wide = {"num_warps": 8}
     yield Case("adjust", adjust.adjust, "f i i i i i d i i f f i", VOCAB | {"WORDS": 4008}, wide)
     yield Case("draw", draw.draw, "f l i i i i d i", VOCAB, wide)
@@ -82,26 +110,45 @@ def cases(arch: int) -> Iterator[Case]:
 
 
 def build(case: Case, arch: int) -> str:
-    """What was made of it. Raises triton's errors."""
-    kinds = iter(POINTERS | {"n": "i32", "s": "fp32"} for _ in range(99))
-    types = [next(kinds)[kind] for kind in case.signature.split()]
+    """What was made of it. Raises triton's errors, and MemoryError beyond the device's shared memory or the plan."""
     names = case.kernel.arg_names
-    signature = dict(zip((n for n in names if n not in case.constants), types, strict=True))
-    signature |= dict.fromkeys(case.constants, "constexpr")
-    ordered = {name: signature[name] for name in names}
-    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
-    source = ASTSource(case.kernel, ordered, case.constants, attributes)
+    kinds = dict(zip((n for n in names if n not in case.constants), case.signature.split(), strict=True))
+    signature = {name: TYPES[kinds[name]] if name in kinds else "constexpr" for name in names}
+    divided = (i for i, name in enumerate(names) if signature[name].startswith("*") or kinds.get(name) == "m")
+    attributes = {(i,): [["tt.divisibility", 16]] for i in divided}
+    source = ASTSource(case.kernel, signature, case.constants, attributes)
     found = triton.compile(source, GPUTarget("cuda", arch, 32), {**case.options, "enable_fp_fusion": False})
+    shared = found.metadata.shared
+    if shared > min(SHARED[arch], case.planned or SHARED[arch]):
+        raise MemoryError(f"sm_{arch} {case.name}: {shared} bytes of shared memory; {case.planned} were planned")
     used = {kind.replace(".mma_async", "") + f".m{m}k{k}" for kind, m, k in INSTRUCTION.findall(found.asm["ptx"])}
-    return (
-        f"{found.metadata.shared} bytes of shared memory, {len(found.asm['cubin'])} of code; {' '.join(sorted(used))}"
-    )
+    plan = f" of {case.planned}" if case.planned else ""
+    return f"{shared}{plan} bytes of shared memory, {len(found.asm['cubin'])} of code; {' '.join(sorted(used))}"
+
+
+def cases(arch: int, value: str, few: bool) -> Iterator[Case]:
+    """value: of TYPES, what is computed in. Float32 is written out instruction by instruction, and slow to compile."""
+    exact = value == "f"
+    dim = DIM // 2 if exact and few else DIM
+    tiles = tiles_for(arch // 10, SHARED[arch], 4 if exact else 2, dim, GROUP)
+    yield from dense(tiles, value)
+    if not (few and exact):
+        yield from quantised(tiles, value)
+    if not few or arch == FIRST:
+        yield from attentions(tiles, value, (value,) if few and exact else (value, "u"), dim)
+    elif not exact:
+        yield from attentions(tiles, value, (value,), dim)
 
 
 def main() -> None:
-    for arch in map(int, sys.argv[1:]):
-        for case in cases(arch):
-            print(f"sm_{arch} {case.name}: {build(case, arch)}", flush=True)
+    few = "--few" in sys.argv
+    for arch in (int(argument) for argument in sys.argv[1:] if argument.isdigit()):
+        for value in ("bf", "f"):
+            for case in cases(arch, value, few):
+                print(f"sm_{arch} in {TYPES[value][1:]}, {case.name}: {build(case, arch)}", flush=True)
+        if arch == FIRST or not few:
+            for case in others():
+                print(f"sm_{arch} {case.name}: {build(case, arch)}", flush=True)
 
 
 if __name__ == "__main__":

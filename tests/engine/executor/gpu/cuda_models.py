@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.executor.cuda import CudaExecutor
-from engine.executor.gpu.device import CpuDevice
+from engine.executor.gpu.device import CpuDevice, Device
 from engine.executor.gpu.tiles import Tile, Tiles
 from engine.model.gpu_image import packer
 from engine.model.gpu_layout import GpuSizes
@@ -16,7 +16,9 @@ SMALL = Tile(16, 128, 64)
 TINY_TILES = Tiles(SMALL, SMALL, SMALL, 1 << 30, tokens=64, heads=256, queries=32, values=1 << 13)
 
 
-def make_cuda(path: Path, dtype: str = "f32", *, kept: bool = False, **changes: Any) -> CudaExecutor:
+def make_cuda(
+    path: Path, dtype: str = "f32", *, kept: bool = False, device: Device | None = None, **changes: Any
+) -> CudaExecutor:
     sizes = {"step_tokens": 96, "slots": 8, "blocks": 24, "context": 128, "part": 64}
     image = pack(path, path.with_suffix(f".{dtype}-{kept}"), packer(dtype, kept=kept))
-    return CudaExecutor(image, CpuDevice(TINY_TILES), GpuSizes(**sizes | {"dtype": dtype} | changes))
+    return CudaExecutor(image, device or CpuDevice(TINY_TILES), GpuSizes(**sizes | {"dtype": dtype} | changes))

@@ -77,7 +77,7 @@ def test_embedding_takes_a_row_of_the_table_or_what_the_slot_sampled_last(bits: 
     assert (residual[3] == 7.0).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 4), SEEDS, st.sampled_from([4, 8, 16, 32]), st.booleans())
 def test_matrices_of_all_kinds(rows: int, outputs: int, groups: int, seed: int, bits: int, small: bool) -> None:
     dtype = torch.float16 if bits == 16 else torch.float32
@@ -90,7 +90,7 @@ def test_matrices_of_all_kinds(rows: int, outputs: int, groups: int, seed: int, 
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-4)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(1, 40), SEEDS, st.sampled_from([4, 8, 16, 32]), st.data())
 def test_a_row_of_a_product_is_the_same_alone(rows: int, seed: int, bits: int, data: st.DataObject) -> None:
     dtype = torch.float16 if bits == 16 else torch.float32

@@ -16,14 +16,15 @@ from engine.executor.cuda import CudaExecutor
 from engine.model.layout import LayoutError
 from engine.startup import INTERPRETED, ModelOptions, Start, StartError
 from engine.step import Row, Sampling, StepPlan
-from tests.engine.gguf_files import write_llama
+from tests.engine.gguf_files import TINY, write_llama
 
+SHAPE = replace(TINY, layers=1, hidden=32, heads=2, kv_heads=1)
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without a GPU")
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> ModelOptions:
-    source = write_llama(tmp_path / "tiny.gguf", text=True)
+    source = write_llama(tmp_path / "tiny.gguf", SHAPE, text=True)
     return ModelOptions(
         str(source),
         threads=1,

@@ -10,19 +10,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[4]
+LONG = pytest.mark.long
+ALL = ("90", "80", "89")
 
 
-@pytest.mark.parametrize("arch", [90, pytest.param(80, marks=pytest.mark.long)])
-def test_every_kernel_compiles(arch: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [["90", "--few"], ["80", "--few"], *(pytest.param([arch], marks=LONG) for arch in ALL)]
+)
+def test_every_kernel_compiles_and_fits_into_shared_memory(options: list[str], tmp_path: Path) -> None:
+    """The script fails where one takes more than its device has, or than its tiles were chosen by."""
     script = Path(__file__).with_name("compile_kernels.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, str(script), str(arch)], env=environment, capture_output=True, text=True, timeout=600
+        [sys.executable, str(script), *options], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-4000:]
     lines = done.stdout.splitlines()
-    assert len(lines) == 19
-    products = [line for line in lines if "matmul" in line]
-    instruction = "wgmma.m64k16" if arch >= 90 else "mma.m16k16"
+    products = [line for line in lines if "in bf16, matmul" in line]
+    instruction = "wgmma.m64k16" if options[0] == "90" else "mma.m16k16"
     assert [line.rpartition(" ")[2] for line in products] == [instruction] * 4, products
+    assert any("in fp32, matmul" in line for line in lines)

@@ -94,7 +94,7 @@ def samplings(draw: st.DrawFn, vocab: int) -> Sampling:
     )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.sampled_from([33, 257, 5000]), st.integers(0, 1 << 30), st.data())
 def test_rows_sample_what_the_numpy_model_samples(vocab: int, seed: int, data: st.DataObject) -> None:
     random = np.random.default_rng(seed)
