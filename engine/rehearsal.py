@@ -1,4 +1,5 @@
-"""The wider warm-up, once a node is ready: dummy requests through tokenizer, scheduler, executor and detokenizer.
+"""The wider warm-up: dummy requests through tokenizer, scheduler, executor and detokenizer. On the CPU once a node is
+ready, on a GPU before.
 
 A round has a short prompt, a long one and several side by side; rounds go on until the next takes about as long as
 the last: pages, caches and the interpreter's own have settled, and the prefill rate is known before the first user
@@ -43,11 +44,12 @@ class Rehearsal:
         self.rounds: list[float] = []
         """Seconds that each whole round took."""
 
-    async def run(self) -> None:
-        """Returns when the engine is warm."""
+    async def run(self, *, alone: bool = False) -> None:
+        """Returns when the engine is warm. alone: nobody can ask yet, so that nothing need be given way to."""
         self.rounds.clear()
         while not self._settled() and self._engine.failure is None:
-            await self._rest()
+            if not alone:
+                await self._rest()
             await asyncio.to_thread(self._text.tokenizer.prepare)
             try:
                 self.rounds.append(await self._round())

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,20 +111,26 @@ async def _serve(options: ServeOptions, start: Start) -> int:
         engine.start()
         gpu = _GpuWatch(opened.monitor)
         watch = asyncio.create_task(_end_if_stalled(engine, options.stall_s))
-        rehearsals = asyncio.create_task(_rehearse(Rehearsal(engine, opened.text), engine))
         node.attach(engine, Chat(engine, opened.text.tokenizer, opened.text.template), opened.monitor)
-        node.ready()
-        ready.set()
-        print(f"ready: {options.model_id} ({engine.numerics}) {_took(start)}", flush=True)
-        if traces is not None:
-            traces.started(start.began, start.phases, engine.numerics)
-        if residency := await asyncio.to_thread(opened.executor.residency):
-            print(residency, flush=True)
         gpu.start(engine)
-        await _first(signals.stop.wait(), engine.failed.wait(), gpu.failed.wait())
+        ends = (signals.stop, engine.failed, gpu.failed)
+        rehearsal = Rehearsal(engine, opened.text)
+        if opened.settles:
+            await _first(rehearsal.run(alone=True), *(end.wait() for end in ends))
+            start.phases.append(("rehearsal", sum(rehearsal.rounds)))
+        if not any(end.is_set() for end in ends):
+            rehearsals = asyncio.create_task(_rehearse(rehearsal, engine, rehearsed=opened.settles))
+            node.ready()
+            ready.set()
+            print(f"ready: {options.model_id} ({engine.numerics}) {_took(start, opened.executor)}", flush=True)
+            if traces is not None:
+                traces.started(start.began, start.phases, engine.numerics)
+            if residency := await asyncio.to_thread(opened.executor.residency):
+                print(residency, flush=True)
+            await _first(*(end.wait() for end in ends))
+            rehearsals.cancel()
         gpu.tell()
         node.drain()
-        rehearsals.cancel()
         drain_s = FAILED_DRAIN_S if engine.failed.is_set() else options.drain_s - flush_s
         with suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
@@ -177,10 +183,12 @@ def _engine(options: ServeOptions, executor: Executor) -> EngineLoop:
     )
 
 
-async def _rehearse(rehearsal: Rehearsal, engine: EngineLoop) -> None:
-    """At the start, and again after each sleep."""
+async def _rehearse(rehearsal: Rehearsal, engine: EngineLoop, *, rehearsed: bool) -> None:
+    """At the start, unless it is `rehearsed`, and again after each sleep."""
     while True:
-        await rehearsal.run()
+        if not rehearsed:
+            await rehearsal.run()
+        rehearsed = False
         await engine.woke.wait()
         engine.woke.clear()
 
@@ -218,9 +226,14 @@ async def _answering(app: NodeApp, listener: socket.socket, ready: asyncio.Event
     return await _listen(config, listener)
 
 
-def _took(start: Start) -> str:
-    parts = ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in start.phases)
-    return f"after {startup.process_age() * 1000:.0f} ms: {parts}"
+def _took(start: Start, executor: Executor) -> str:
+    """What of the start came one after the other; and then what the executor tells of its own part."""
+    phases, own = _told(start.phases), _told(executor.phases())
+    return f"after {startup.process_age() * 1000:.0f} ms: {phases}{f' ({own})' if own else ''}"
+
+
+def _told(phases: Iterable[tuple[str, float]]) -> str:
+    return ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in phases)
 
 
 class _GpuWatch:

@@ -91,6 +91,9 @@ class Opened(NamedTuple):
     text: Text
     monitor: Monitor | None = None
     """Of the GPU that the executor is on; whoever takes it starts and closes it."""
+    settles: bool = False
+    """Whether the node is ready only when requests take as long as they will: on a GPU, where the first ones of each
+    kind load what later ones find."""
 
 
 class _Abandoned(Exception):
@@ -175,7 +178,7 @@ class Start:
             if monitor is not None:
                 monitor.close()
             raise
-        return Opened(executor, text, monitor)
+        return Opened(executor, text, monitor, settles=self._options.device != "cpu")
 
     def _first_tokens(self, image: Image, monitor: Monitor | None) -> tuple[Executor, Text]:
         executor = self._timed("map and arena", lambda: open_executor(image, self._options, monitor))
