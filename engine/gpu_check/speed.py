@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -12,14 +12,19 @@ import torch
 
 from engine.executor.gpu.device import Device
 from engine.executor.gpu.matrix import Matrix
-from engine.gpu_check.correct import Runner, running
-from engine.gpu_check.table import Line
+from engine.executor.gpu.weights import Weights
+from engine.gpu_check.correct import running
+from engine.gpu_check.runner import Runner
+from engine.gpu_check.table import Check, Line
+from engine.gpu_check.watch import Watch
 from engine.model.arch import LlamaConfig
 from engine.model.gpu_layout import GpuSizes, kv_block_bytes
 from engine.step import BLOCK_TOKENS, Row, Sampling, StepPlan, StepResult
 
 PREFILL, CONTEXT, STEPS = 2048, 512, 48
 ROWS = (1, 8, 64)
+LEAST_S = 0.3
+"""Of decoding: GPM's counters want 0.1 s between two looks."""
 
 
 class Ceiling(NamedTuple):
@@ -55,30 +60,46 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def check(
-    name: str, config: LlamaConfig, device: Device, dtype: str, bits: int, most: Callable[[], Ceiling], *, held: bool
-) -> Callable[[], Iterator[Line]]:
+    name: str,
+    config: LlamaConfig,
+    device: Device,
+    dtype: str,
+    bits: int,
+    most: Callable[[], Ceiling],
+    watch: Watch,
+    *,
+    held: bool,
+) -> Check:
     """held: the shares that are wanted of an 8B are asked of it."""
 
     def run() -> Iterator[Line]:
         blocks = -(-(CONTEXT + STEPS + 16) // BLOCK_TOKENS)
         sizes = GpuSizes(PREFILL, ROWS[-1], ROWS[-1] * blocks + PREFILL // BLOCK_TOKENS, 4096, dtype)
-        ceilings, began = most(), time.monotonic()
-        with running(config, device, dtype, bits, sizes) as runner:
-            yield Line(f"{name}: start to the first step's end", f"{time.monotonic() - began:.1f} s")
+        ceilings = most()
+        with running(config, device, dtype, bits, sizes, watch.upload()) as (executor, runner, phases):
+            yield _started(name, phases)
+            yield watch.link(name)
             yield _prefill(name, config, runner, ceilings, held)
-            weights = sum(m.nbytes for m in _read(runner))
+            weights = sum(m.nbytes for m in _read(executor.weights))
             token = kv_block_bytes(config, sizes) // BLOCK_TOKENS
             for rows in ROWS:
-                yield from _decode(
-                    name, runner, rows, blocks, weights + rows * CONTEXT * token, ceilings, held and rows == 1
-                )
+                tables = [tuple(range(i * blocks, (i + 1) * blocks)) for i in range(rows)]
+                read = weights + rows * CONTEXT * token
+                yield from _decode(name, executor.device, runner, tables, read, ceilings, watch, held and rows == 1)
+            yield _asked(name, executor.device, runner, tables)
 
     return run
 
 
-def _read(runner: Runner) -> list[Matrix]:
+def _started(name: str, phases: tuple[tuple[str, float], ...]) -> Line:
+    """From nothing to the first token: two phases, and what of the executor's own lies in them."""
+    parts = dict(phases)
+    first = f"{parts.pop('opened') + parts['first step']:.2f} s: first step {parts.pop('first step'):.2f}"
+    return Line(f"{name}: start to first token", ", ".join((first, *(f"{n} {s:.2f}" for n, s in parts.items()))))
+
+
+def _read(weights: Weights) -> list[Matrix]:
     """Matrices that a step reads whole."""
-    weights = runner.executor.weights
     layers = [m for la in weights.layers for m in (la.q, la.k, la.v, la.output, la.gate, la.up, la.down)]
     return [*layers, weights.head]
 
@@ -99,19 +120,23 @@ def _prefill(name: str, config: LlamaConfig, runner: Runner, most: Ceiling, held
     return Line(f"{name}: prefill of {PREFILL}", found_text, ">= 55 %" if held else "", share >= 0.55 if held else None)
 
 
-def _decode(name: str, runner: Runner, rows: int, blocks: int, read: int, most: Ceiling, held: bool) -> Iterator[Line]:
-    tables = [tuple(range(i * blocks, (i + 1) * blocks)) for i in range(rows)]
-    for slot in range(rows):
-        runner.step(Row(slot, 0, tuple(range(CONTEXT)), tables[slot], True, Sampling(0.0)))
-    executor, results = runner.executor, list[StepResult]()
-    before = executor.device.allocations()
-    for index in range(STEPS):
-        plan = StepPlan(1000 + index, tuple(Row(s, CONTEXT + index, (), tables[s], True) for s in range(rows)))
-        executor.submit(plan)
-        if index:
-            results.append(executor.collect())
-    results.append(executor.collect())
-    asked = executor.device.allocations() - before
+def _decode(
+    name: str,
+    device: Device,
+    runner: Runner,
+    tables: list[tuple[int, ...]],
+    read: int,
+    most: Ceiling,
+    watch: Watch,
+    held: bool,
+) -> Iterator[Line]:
+    """A row for each of `tables`; a step reads `read` bytes."""
+    rows = len(tables)
+    for slot, table in enumerate(tables):
+        runner.step(Row(slot, 0, tuple(range(CONTEXT)), table, True, Sampling(0.0)))
+    before, busy = device.allocations(), watch.busy()
+    results = list(_steps(runner, tables))
+    told, asked = busy.line(f"{name}, {rows} rows"), device.allocations() - before
     steps = results[8:]
     seconds = (steps[-1].ended - steps[0].started) / len(steps)
     share = read / seconds / most.bytes_per_s
@@ -121,4 +146,30 @@ def _decode(name: str, runner: Runner, rows: int, blocks: int, read: int, most: 
     yield Line(
         f"{name}: gap of steps, {rows} rows", f"p50 {gaps[len(gaps) // 2] * 1e6:.0f} us, most {gaps[-1] * 1e6:.0f} us"
     )
-    yield Line(f"{name}: allocations in {STEPS} steps, {rows} rows", str(asked), "0", asked == 0)
+    yield told
+    yield Line(f"{name}: allocations in {len(results)} steps, {rows} rows", str(asked), "0", asked == 0)
+
+
+def _steps(runner: Runner, tables: list[tuple[int, ...]]) -> Iterator[StepResult]:
+    """One ahead, over the same positions again and again, until there is enough of them to be looked at."""
+    executor, began = runner.executor, time.monotonic()
+    for index in count():
+        if index >= STEPS and time.monotonic() - began >= LEAST_S:
+            break
+        at = CONTEXT + index % STEPS
+        executor.submit(StepPlan(1000 + index, tuple(Row(s, at, (), table, True) for s, table in enumerate(tables))))
+        if index:
+            yield executor.collect()
+    yield executor.collect()
+
+
+def _asked(name: str, device: Device, runner: Runner, tables: list[tuple[int, ...]]) -> Line:
+    """Calls of the allocator in all else that a node does: a prompt, a draw, log-probabilities, penalties, blocks."""
+    before = device.allocations()
+    sampling = Sampling(0.8, top_p=0.9, repetition=1.1, logprobs=5)
+    prompt = tuple(range(CONTEXT))
+    for _ in range(3):
+        runner.step(Row(0, 0, prompt, tables[0], True, sampling, prompt))
+        runner.executor.write_block(tables[1][0], runner.executor.read_block(tables[0][0]))
+    asked = device.allocations() - before
+    return Line(f"{name}: allocations beside decoding", str(asked), "0", asked == 0)
