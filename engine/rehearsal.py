@@ -44,6 +44,15 @@ class Rehearsal:
         self.rounds: list[float] = []
         """Seconds that each whole round took."""
 
+    async def keep_warm(self) -> None:
+        """At the start, unless it has run by then, and again after each sleep; ends only when it is cancelled."""
+        if not self.rounds:
+            await self.run()
+        while True:
+            await self._engine.woke.wait()
+            self._engine.woke.clear()
+            await self.run()
+
     async def run(self, *, alone: bool = False) -> None:
         """Returns when the engine is warm. alone: nobody can ask yet, so that nothing need be given way to."""
         self.rounds.clear()

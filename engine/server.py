@@ -119,7 +119,7 @@ async def _serve(options: ServeOptions, start: Start) -> int:
             await _first(rehearsal.run(alone=True), *(end.wait() for end in ends))
             start.phases.append(("rehearsal", sum(rehearsal.rounds)))
         if not any(end.is_set() for end in ends):
-            rehearsals = asyncio.create_task(_rehearse(rehearsal, engine, rehearsed=opened.settles))
+            rehearsals = asyncio.create_task(rehearsal.keep_warm())
             node.ready()
             ready.set()
             print(f"ready: {options.model_id} ({engine.numerics}) {_took(start, opened.executor)}", flush=True)
@@ -181,16 +181,6 @@ def _engine(options: ServeOptions, executor: Executor) -> EngineLoop:
         store=store,
         sleep_s=options.sleep_s,
     )
-
-
-async def _rehearse(rehearsal: Rehearsal, engine: EngineLoop, *, rehearsed: bool) -> None:
-    """At the start, unless it is `rehearsed`, and again after each sleep."""
-    while True:
-        if not rehearsed:
-            await rehearsal.run()
-        rehearsed = False
-        await engine.woke.wait()
-        engine.woke.clear()
 
 
 async def _end_if_stalled(engine: EngineLoop, stall_s: float) -> None:

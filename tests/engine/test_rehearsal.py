@@ -136,6 +136,22 @@ async def test_an_idle_engine_gives_its_memory_back_and_wakes_with_a_request() -
         assert delta.tokens + rest.tokens == first.tokens == tuple(expected(range(40), 5))
 
 
+async def test_it_comes_again_after_each_sleep(text: Text) -> None:
+    executor = FakeExecutor(built_for=LIMITS)
+    async with running(executor, sleep_s=0.5) as loop:
+        rehearsal = Rehearsal(loop, text)
+        task = asyncio.create_task(rehearsal.keep_warm())
+        for sleeps in (1, 2):
+            await until(lambda: loop.sleeping)
+            assert executor.releases >= sleeps
+            before = len(executor.plans)
+            rehearsal.rounds.clear()
+            await all_of(loop.generate(request(f"user {sleeps}")))
+            await until(lambda: len(rehearsal.rounds) >= 2)
+            assert len(executor.plans) > before
+        task.cancel()
+
+
 async def test_an_engine_that_sleeps_stops() -> None:
     async with running(FakeExecutor(), sleep_s=0.01) as loop:
         await until(lambda: loop.sleeping)
