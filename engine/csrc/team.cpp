@@ -10,7 +10,7 @@ namespace edge {
 namespace {
 
 constexpr int kSpins = 200;  // some 10 us: most waits within a step end earlier
-constexpr int kSpinsBetweenYields = 20;
+constexpr int kSpinsBetweenYields = 100;
 
 bool changes(const std::atomic<uint32_t>& word, uint32_t old, int spins) {
     for (int i = 0; i < spins; ++i) {
