@@ -43,6 +43,8 @@ class Blame(NamedTuple):
     """None where no region stands out, or none has a part in it."""
     code: str | None = None
     """Of the errors the most frequent; None where too few failed."""
+    cold: bool = False
+    """It is prefill, and of prompts of which nothing was cached, while others were."""
 
 
 def blame(records: Sequence[Record], since: float) -> Blame:
@@ -54,7 +56,8 @@ def blame(records: Sequence[Record], since: float) -> Blame:
     if len(late) < LEAST:
         return Blame(code=code)
     term = _term(late, [record for record in answered if record["wait_s"] <= record["budget_s"]])
-    return Blame(term, None if term in _OUTSIDE else _region(late, answered), code)
+    region = None if term in _OUTSIDE else _region(late, answered)
+    return Blame(term, region, code, cold=term == "prefill" and _cold(late, answered))
 
 
 def _term(late: Sequence[Record], others: Sequence[Record]) -> str:
@@ -67,6 +70,11 @@ def _region(late: Sequence[Record], answered: Sequence[Record]) -> str | None:
     share = count / len(late)
     alone = len(every) == 1
     return region if share >= _SHARE and (alone or share > _LIFT * every[region] / len(answered)) else None
+
+
+def _cold(late: Sequence[Record], answered: Sequence[Record]) -> bool:
+    of_late, of_all = (sum([one["cached_tokens"] == 0 for one in some]) / len(some) for some in (late, answered))
+    return bool(of_late >= _SHARE and of_late > _LIFT * of_all)
 
 
 def _mean(records: Sequence[Record], term: str) -> float:

@@ -51,7 +51,8 @@ def verdict(
     burning = {pair["severity"] for pair in burn if pair["burning"]}
     paged = "page" in burning
     if paged or (lately.share is not None and lately.share < objective):
-        text = "; ".join([_trouble(lately, paged), *_reasons(lately, found or Blame()), *parts])
+        reasons = _reasons(lately, found or Blame())
+        text = "; ".join([_trouble(lately, paged), *(reasons + parts if whole else parts + reasons)])
         return Verdict("bad" if paged else "warn", text)
     well = whole and not burning and len(parts) == 1
     head = "No requests in five minutes" if lately.share is None else "Users do not wait"
@@ -68,12 +69,14 @@ def _trouble(lately: Lately, paged: bool) -> str:
     return f"{some}users wait: {told}{share:.0%} of first tokens in time".capitalize()
 
 
-def _reasons(lately: Lately, found: Blame) -> Iterable[str]:
+def _reasons(lately: Lately, found: Blame) -> list[str]:
+    """What is lost in the rest of a fleet is the effect of what is down: that is said first then."""
     if _refused(lately):
-        if found.code is not None:
-            yield f"mostly {found.code}"
-    elif found.term is not None:
-        yield f"mostly {LABELS[found.term]}" + (f", in {found.region}" if found.region is not None else "")
+        return [] if found.code is None else [f"mostly {found.code}"]
+    if found.term is None:
+        return []
+    cold = " of prompts that were not cached" if found.cold else ""
+    return [f"mostly {LABELS[found.term]}{cold}" + (f", in {found.region}" if found.region is not None else "")]
 
 
 def _refused(lately: Lately) -> bool:

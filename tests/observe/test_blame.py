@@ -18,8 +18,9 @@ def late(count: int = 10, region: str = "near", **terms: float) -> list[dict[str
     return [record(time=NOW, region=region, first_token_s=sum(terms.values()), **terms) for _ in range(count)]
 
 
-def quick(count: int = 10, region: str = "near") -> list[dict[str, Any]]:
-    return [record(time=NOW, region=region, first_token_s=0.1, rtt_s=0.001, prefill_s=0.09) for _ in range(count)]
+def quick(count: int = 10, region: str = "near", cached_tokens: int = 0) -> list[dict[str, Any]]:
+    shown = record(time=NOW, region=region, first_token_s=0.1, rtt_s=0.001, prefill_s=0.09, cached_tokens=cached_tokens)
+    return [shown for _ in range(count)]
 
 
 def refused(count: int, code: str) -> list[dict[str, Any]]:
@@ -35,6 +36,7 @@ def test_every_term_of_the_budget_has_a_name() -> None:
     [
         (quick() + late(rtt_s=0.1, prefill_s=0.09, region="far"), Blame("rtt", "far")),
         (quick() + late(rtt_s=0.001, prefill_s=0.6), Blame("prefill", "near")),
+        (quick(cached_tokens=40) + late(prefill_s=0.6), Blame("prefill", "near", cold=True)),
         (quick(region="far") + late(rtt_s=0.001, queue_s=0.3), Blame("queue", "near")),
         (late(queue_s=0.3) + late(queue_s=0.3, region="far"), Blame("queue")),
         (quick() + late(client_s=0.3, prefill_s=0.09), Blame("client")),

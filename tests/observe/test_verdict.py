@@ -66,6 +66,7 @@ def test_the_worst_that_is_known_decides(
     ("lately", "found", "says"),
     [
         (LATE, Blame("prefill", "near"), "50% of first tokens in time; mostly prefill, in near; all"),
+        (LATE, Blame("prefill", None, cold=True), "in time; mostly prefill of prompts that were not cached; all"),
         (LATE, Blame("client"), "50% of first tokens in time; mostly client round trip; all"),
         (LATE, Blame("queue", "near", "queue_full"), "mostly queues, in near; all"),
         (Lately(50, 50, 50), Blame("queue", "near", "queue_full"), "50% refused or failed; mostly queue_full; all"),
@@ -75,6 +76,11 @@ def test_the_worst_that_is_known_decides(
 )
 def test_who_waits_is_told_for_what_and_where(lately: Lately, found: Blame, says: str) -> None:
     assert says in verdict(BOTH, QUIET, lately, 0.95, found).text
+
+
+def test_what_is_down_comes_before_what_that_does_to_the_rest() -> None:
+    text = verdict(REGION_DOWN, QUIET, LATE, 0.95, Blame("prefill", "far")).text
+    assert text.endswith("; no node of near left: 1 of 2 nodes down (a); mostly prefill, in far")
 
 
 def test_many_nodes_that_are_down_are_counted_and_not_named() -> None:
