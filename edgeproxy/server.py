@@ -120,6 +120,7 @@ class Server:
                 self._log.say(f"stopping{'' if hurried else ': answers in progress may end; Ctrl-C cuts them off'}")
         finally:
             fleet.close()
+            self._log.flush()  # what has just ended is told of, in the log and in traces
             if traces is not None:
                 await asyncio.to_thread(traces.close)
 

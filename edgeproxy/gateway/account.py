@@ -22,6 +22,8 @@ from edgeproxy.protocol.openai.sse import DONE, Event
 from edgeproxy.routing.budget import BUDGET_S, Ledger, settle
 
 UNKNOWN_MODEL = "unknown"
+TOGETHER = 32
+"""Calls are settled at the latest when so many have ended: others wait for it, half a millisecond or so."""
 Hedge = Literal["won", "lost", "failed", "abandoned"]
 """A second copy answered; the first one did; it failed; the client left."""
 
@@ -102,17 +104,20 @@ class Call:
 
     def ledger(self) -> Ledger:
         """The budget's terms, as far as they are known by now."""
-        started, sent_at, first_at, handed_at = self.started, self.sent_at, self.first_at, self.handed_at
-        edge = None if sent_at is None else sent_at - started - self.lost_s - self.held_s
-        term = self.terms.get
+        sent_at, first_at, handed_at, term = self.sent_at, self.first_at, self.handed_at, self.terms.get
+        hold, lost, client, rtt = self.held_s, self.lost_s, self.client_rtt_s, self.rtt_s
+        edge = None if sent_at is None else sent_at - self.started - lost - hold
         parse, queue, prefill, first = term("parse"), term("queue"), term("prefill"), term("first")
-        client, rtt, hold, lost = self.client_rtt_s, self.rtt_s, self.held_s or None, self.lost_s or None
         if first_at is None:
-            return Ledger(client, rtt, edge, hold, lost, parse, queue, prefill, first)
-        relay = None if handed_at is None else handed_at - first_at
-        total = (first_at if handed_at is None else handed_at) - started
-        rtt, rest = settle(total, (edge, hold, lost, parse, queue, prefill, first, relay), rtt)
-        return Ledger(client, rtt, edge, hold, lost, parse, queue, prefill, first, relay, rest, total)
+            return Ledger(client, rtt, edge, hold or None, lost or None, parse, queue, prefill, first)
+        if handed_at is None:
+            relay, total = None, first_at - self.started
+        else:
+            relay, total = handed_at - first_at, handed_at - self.started
+        here = hold + lost + (edge or 0.0) + (relay or 0.0)
+        there = (parse or 0.0) + (queue or 0.0) + (prefill or 0.0) + (first or 0.0)
+        rtt, rest = settle(total - here - there, rtt)
+        return Ledger(client, rtt, edge, hold or None, lost or None, parse, queue, prefill, first, relay, rest, total)
 
     def disclosure(self) -> Headers:
         """What those who may know of timings and topology find on their answer."""
@@ -127,42 +132,68 @@ class Call:
 
 
 class Account:
-    """Closes calls."""
+    """Closes calls. What is told of them is worked out for some at once, with the log's lines of that moment: the code
+    for it is then read into the processor's caches once. Who looks sees all that have ended."""
 
     def __init__(self, log: Log, metrics: Metrics, outcomes: Outcomes, tracer: Tracer | None = None) -> None:
         self._log = log
         self.tracer = tracer
-        self.metrics = metrics
-        self.outcomes = outcomes
-        self.decisions = Decisions()
+        self._metrics = metrics
+        self._outcomes = outcomes
+        self._decisions = Decisions()
+        self._ended: list[tuple[Call, float, float]] = []
+        log.gather(self._settle)
 
     def close(self, call: Call, now: float) -> None:
-        metrics, ledger = self.metrics, call.ledger()
-        metrics.ended(call.model, call.region, call.status)
-        if ledger.edge is not None:
-            metrics.edge(ledger.edge)
-        if call.client_gone:
-            metrics.disconnected()
-        record = _record(call, ledger, now)
-        if call.choice is not None:
-            metrics.decided(call.choice.reason)
-            if call.expected_s is not None and call.shown_s is not None and call.region is not None:
-                metrics.forecast(call.region, call.expected_s, call.shown_s)
-            self.decisions.add(call.choice, record)
-        metrics.recorded(record)
-        self._log.record(record)
-        self.outcomes.add(record)
-        if self.tracer is not None and call.trace is not None:
-            self.tracer.end(call.trace, record, told=call.node_traces)
+        ended = self._ended
+        ended.append((call, now, time()))
+        if len(ended) == 1:
+            self._log.soon()
+        elif len(ended) >= TOGETHER:
+            self._settle()
+
+    @property
+    def metrics(self) -> Metrics:
+        self._settle()
+        return self._metrics
+
+    @property
+    def outcomes(self) -> Outcomes:
+        self._settle()
+        return self._outcomes
+
+    @property
+    def decisions(self) -> Decisions:
+        self._settle()
+        return self._decisions
+
+    def _settle(self) -> None:
+        ended, self._ended = self._ended, []
+        if not ended:
+            return
+        records = [record_of(*one) for one in ended]
+        self._metrics.recorded(records)
+        for (call, _, _), record in zip(ended, records, strict=True):
+            if call.choice is not None:
+                self._decisions.add(call.choice, record)
+            self._log.record(record)
+            self._outcomes.add(record)
+            if self.tracer is not None and call.trace is not None:
+                self.tracer.end(call.trace, record, told=call.node_traces)
 
 
-def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
-    ending = call.ending or _UNKNOWN
-    usage = ending.usage or {}
-    prompt, cached = ending.counts()
+def record_of(call: Call, now: float, time: float) -> dict[str, Any]:
+    """Its line in the log. `now`: when it ended, as the call's moments; `time`: the same in Unix seconds."""
+    client, rtt, edge, hold, failover, parse, queue, prefill, first, relay, rest, total = call.ledger()
+    _, finish, usage = call.ending or _UNKNOWN
+    prompt, cached, written = call.prompt_tokens, call.cached_tokens, None
+    if usage is not None:
+        counted, found = counts_of(usage)
+        prompt, cached = prompt if counted is None else counted, cached if found is None else found
+        written = _count(usage.get("completion_tokens"))
     return {
         "event": "request",
-        "time": time(),
+        "time": time,
         "request_id": call.request_id.decode("ascii"),
         "tenant": call.tenant,
         "model": call.model,
@@ -180,25 +211,25 @@ def _record(call: Call, ledger: Ledger, now: float) -> dict[str, Any]:
         "reason": None if call.choice is None else call.choice.reason,
         "expected_s": call.expected_s,
         "shown_s": call.shown_s,
-        "client_s": ledger.client,
-        "rtt_s": ledger.rtt,
-        "edge_s": ledger.edge,
-        "hold_s": ledger.hold,
-        "failover_s": ledger.failover,
-        "parse_s": ledger.parse,
-        "queue_s": ledger.queue,
-        "prefill_s": ledger.prefill,
-        "first_s": ledger.first,
-        "relay_s": ledger.relay,
-        "unexplained_s": ledger.unexplained,
-        "first_token_s": ledger.total,
-        "wait_s": ledger.wait,
+        "client_s": client,
+        "rtt_s": rtt,
+        "edge_s": edge,
+        "hold_s": hold,
+        "failover_s": failover,
+        "parse_s": parse,
+        "queue_s": queue,
+        "prefill_s": prefill,
+        "first_s": first,
+        "relay_s": relay,
+        "unexplained_s": rest,
+        "first_token_s": total,
+        "wait_s": None if total is None else total + (client or 0.0),
         "budget_s": call.budget_s,
         "total_s": now - call.started,
-        "finish": ending.finish,
-        "prompt_tokens": prompt if prompt is not None else call.prompt_tokens,
-        "cached_tokens": cached if cached is not None else call.cached_tokens,
-        "completion_tokens": _count(usage.get("completion_tokens")),
+        "finish": finish,
+        "prompt_tokens": prompt,
+        "cached_tokens": cached,
+        "completion_tokens": written,
     }
 
 
@@ -212,13 +243,17 @@ class Ending(NamedTuple):
 
     def counts(self) -> tuple[int | None, int | None]:
         """Tokens of the prompt, and how many of them were cached, as far as the usage tells."""
-        usage = self.usage or {}
-        details = usage.get("prompt_tokens_details")
-        cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-        return _count(usage.get("prompt_tokens")), cached
+        return (None, None) if self.usage is None else counts_of(self.usage)
 
 
 _UNKNOWN = Ending(finished=False)
+
+
+def counts_of(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Tokens of the prompt, and how many of them were cached."""
+    details = usage.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    return _count(usage.get("prompt_tokens")), cached
 
 
 def ending_of_stream(last: Iterable[Event]) -> Ending:

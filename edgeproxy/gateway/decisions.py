@@ -34,22 +34,14 @@ class Choice(NamedTuple):
     hot: bool
     tokens: float
     """Of the prompt, as estimated."""
-    first: tuple[Option[Node], float] | None
-    """The node chosen with its forecast, and how many of the tokens it was taken to hold."""
-    runner_up: tuple[Option[Node], float] | None
+    first: Option[Node] | None
+    """The node chosen, with its forecast."""
+    runner_up: Option[Node] | None
 
 
 def choice(decision: Decision[Node]) -> Choice:
     """To be asked before the request is sent: sending changes what the forecasts rest on."""
-    wanted, first, second = decision.wanted, decision.option, decision.runner_up
-    held = wanted.cached.get
-    return Choice(
-        decision.reason,
-        decision.hot,
-        wanted.tokens,
-        None if first is None else (first, held(first.node.slot, 0.0)),
-        None if second is None else (second, held(second.node.slot, 0.0)),
-    )
+    return Choice(decision.reason, decision.hot, decision.wanted.tokens, *decision.options())
 
 
 class Decisions:
@@ -96,15 +88,14 @@ def _view(made: Choice, record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _option(found: tuple[Option[Node], float] | None) -> dict[str, Any] | None:
-    if found is None:
+def _option(option: Option[Node] | None) -> dict[str, Any] | None:
+    if option is None:
         return None
-    option, held = found
     terms = {f"{name}_s": seconds for name, seconds in option.forecast._asdict().items()}
     return {
         "node": option.node.name,
         "region": option.node.region,
         **terms,
         "total_s": option.forecast.total,
-        "cached_tokens": round(held),
+        "cached_tokens": round(option.held),
     }

@@ -7,8 +7,9 @@ buckets, 3 of the 19 µs that a request may cost here.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client.samples import Exemplar
 
@@ -24,18 +25,26 @@ class Histogram:
         self._edges = edges
         self._counts = [0] * (len(edges) + 1)
         self._last: dict[int, tuple[float, str, float]] = {}
+        """Value, request id, Unix seconds."""
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._edges, value)] += 1
-        self.sum += value
+    def observe(self, values: Sequence[float]) -> None:
+        counts, edges = self._counts, self._edges
+        for value in values:
+            counts[bisect_left(edges, value)] += 1
+        self.sum += sum(values)
 
-    def observe_as(self, value: float, request_id: str, time: float) -> None:
-        """`time`: Unix seconds."""
-        index = bisect_left(self._edges, value)
-        self._counts[index] += 1
-        self._last[index] = (value, request_id, time)
-        self.sum += value
+    def observe_of(self, values: Sequence[float], records: Sequence[Mapping[str, Any]]) -> None:
+        """The same, with the requests that the values are of: of each bucket the last becomes its exemplar."""
+        counts, edges = self._counts, self._edges
+        last: dict[int, tuple[float, Mapping[str, Any]]] = {}
+        for value, record in zip(values, records, strict=True):
+            index = bisect_left(edges, value)
+            counts[index] += 1
+            last[index] = value, record
+        self.sum += sum(values)
+        for index, (value, record) in last.items():
+            self._last[index] = (value, record["request_id"], record["time"])
 
     def buckets(self) -> list[Bucket]:
         """Cumulative, as Prometheus wants them."""

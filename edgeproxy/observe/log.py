@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -28,8 +29,21 @@ class Log:
         self._timer: asyncio.TimerHandle | None = None
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
+        self._sources: list[Callable[[], None]] = []
         self._dropped = 0
         self.dropped_lines = 0
+
+    def gather(self, source: Callable[[], None]) -> None:
+        """From now on `source` is asked for its lines before any are written."""
+        self._sources.append(source)
+
+    def soon(self) -> None:
+        """A source has lines: they are asked for with the others of this moment."""
+        if self._timer is None:
+            try:
+                self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._due)
+            except RuntimeError:  # no loop yet, or no more
+                self.flush()
 
     def record(self, fields: dict[str, Any]) -> None:
         """One JSON line. Values that JSON does not know are written as text."""
@@ -42,6 +56,8 @@ class Log:
 
     def flush(self) -> None:
         """Writes what the reader takes now."""
+        for source in self._sources:
+            source()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -62,17 +78,13 @@ class Log:
             self.dropped_lines += 1
             return
         self._pending += line
-        if self._timer is None:
-            try:
-                self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._due)
-            except RuntimeError:  # no loop yet, or no more
-                self.flush()
+        self.soon()
 
     def _due(self) -> None:
         self._timer = None
         self.flush()
         if self._pending:
-            self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._due)
+            self.soon()
 
     def _writable(self) -> bool:
         return bool(self._poll.poll(0))

@@ -5,7 +5,8 @@ Counting is done on plain integers (histogram.py). A scrape turns them into the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import time
 from typing import Any
 
@@ -19,7 +20,7 @@ from edgeproxy.observe.cost import Produced, cost_families
 from edgeproxy.observe.fleet import NodeView, fleet_families
 from edgeproxy.observe.histogram import Histogram
 from edgeproxy.observe.reloads import ReloadStatus
-from edgeproxy.observe.requests import Requests
+from edgeproxy.observe.requests import Requests, tally
 
 FORECAST_EDGES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 SHARE_EDGES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
@@ -57,33 +58,38 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Families(self._families))
 
-    def ended(self, model: str, region: str | None, status: int) -> None:
-        key = (model, region or NO_REGION, status)
-        self._requests[key] = self._requests.get(key, 0) + 1
+    def recorded(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Of requests that have ended: their lines in the log."""
+        places = [(record["model"], record["region"] or NO_REGION, record["status"]) for record in records]
+        tally(self._requests, places)
+        tally(self._decisions, [reason for record in records if (reason := record["reason"]) is not None])
+        self._disconnects += sum([record["client_gone"] for record in records])
+        self._edge.observe([edge for record in records if (edge := record["edge_s"]) is not None])
+        written: Counter[tuple[str, str]] = Counter()
+        forecasts: dict[str, list[tuple[float, float]]] = {}
+        for record in records:
+            region = record["region"]
+            if region is None:
+                continue
+            if record["completion_tokens"]:
+                written[record["model"], region] += record["completion_tokens"]
+            if record["expected_s"] is not None and record["shown_s"] is not None:
+                forecasts.setdefault(region, []).append((record["expected_s"], record["shown_s"]))
+        for (model, region), tokens in written.items():
+            self.produced.add(model, region, tokens, records[-1]["time"])
+        for region, found in forecasts.items():
+            self._forecast(region, found)
+        self.requests.add(records)
 
-    def recorded(self, record: Mapping[str, Any]) -> None:
-        """Of a request that has ended: its line in the log."""
-        self.requests.add(record)
-        region, written = record["region"], record["completion_tokens"]
-        if region is not None and written:
-            self.produced.add(record["model"], region, written, record["time"])
-
-    def edge(self, seconds: float) -> None:
-        self._edge.observe(seconds)
-
-    def decided(self, reason: str) -> None:
-        self._decisions[reason] = self._decisions.get(reason, 0) + 1
-
-    def forecast(self, region: str, expected: float, actual: float) -> None:
-        """Of a first token, from sending it to a node: how long was foretold, and how long it took."""
+    def _forecast(self, region: str, found: Sequence[tuple[float, float]]) -> None:
+        """Of first tokens, from sending to a node: how long was foretold, and how long it took."""
         error = self._forecast_error.get(region)
         if error is None:
             error = self._forecast_error[region] = Histogram(FORECAST_EDGES)
             self._forecast_share[region] = Histogram(SHARE_EDGES)
-        missed = abs(expected - actual)
-        error.observe(missed)
-        if actual > 0:
-            self._forecast_share[region].observe(missed / actual)
+        error.observe([abs(expected - actual) for expected, actual in found])
+        shares = [abs(expected - actual) / actual for expected, actual in found if actual > 0]
+        self._forecast_share[region].observe(shares)
 
     def failed(self, node: str, reason: str) -> None:
         key = (node, reason)
@@ -96,9 +102,6 @@ class Metrics:
     def hedged(self, outcome: str) -> None:
         """`outcome` of a second copy: won, lost, failed or abandoned."""
         self._hedges[outcome] = self._hedges.get(outcome, 0) + 1
-
-    def disconnected(self) -> None:
-        self._disconnects += 1
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """Content and media type: OpenMetrics, which has exemplars, for who accepts it, else Prometheus' text."""

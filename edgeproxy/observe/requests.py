@@ -1,10 +1,13 @@
 """What requests cost, as histograms and counters: by the conventions of OpenTelemetry for generative AI where there are
-any (gen_ai.server.*), by the budget's terms where there are none."""
+any (gen_ai.server.*), by the budget's terms where there are none.
+
+Records come some at a time and are taken a field at a time, so that the loops over them are short ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 
@@ -21,8 +24,12 @@ DURATION_EDGES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10
 TERMS = tuple(name for name in Ledger._fields if name != "total")
 
 
+Record = Mapping[str, Any]
+K = TypeVar("K")
+
+
 class Requests:
-    """`add` one record a request, as it is logged. Labels: what the configuration names, or short lists."""
+    """`add` records of requests, as they are logged. Labels: what the configuration names, or short lists."""
 
     def __init__(self) -> None:
         self._terms = {name: Histogram(TERM_EDGES) for name in TERMS}
@@ -36,31 +43,37 @@ class Requests:
         self.protocols: dict[str, int] = {}
         self.codes: dict[str, int] = {}
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        protocol, code = record["protocol"], record["code"]
-        self.protocols[protocol] = self.protocols.get(protocol, 0) + 1
-        if code is not None:
-            self.codes[code] = self.codes.get(code, 0) + 1
-        first, wait = record["first_token_s"], record["wait_s"]
-        if first is None:
+    def add(self, records: Sequence[Record]) -> None:
+        tally(self.protocols, [record["protocol"] for record in records])
+        tally(self.codes, [code for record in records if (code := record["code"]) is not None])
+        answered = [record for record in records if record["first_token_s"] is not None]
+        if not answered:
             return
-        model, region, total = record["model"], record["region"], record["total_s"]
-        self._budget["within" if wait <= record["budget_s"] else "over"] += 1
-        if region is not None:
-            _of(self._waits, region, FIRST_TOKEN_EDGES).observe_as(wait, record["request_id"], record["time"])
-        _of(self._first, model, FIRST_TOKEN_EDGES).observe_as(first, record["request_id"], record["time"])
-        _of(self._duration, model, DURATION_EDGES).observe(total)
+        tally(self._budget, ["within" if one["wait_s"] <= one["budget_s"] else "over" for one in answered])
         for field, histogram in self._fields:
-            value = record[field]
-            if value is not None:
-                histogram.observe(value)
-        written = record["completion_tokens"]
-        if written:
-            self._count(model, "output", written)
-            if written > 1:
-                _of(self._per_token, model, PER_TOKEN_EDGES).observe((total - first) / (written - 1))
-        self._count(model, "input", record["prompt_tokens"])
-        self._count(model, "cached", record["cached_tokens"])
+            values = [value for record in answered if (value := record[field]) is not None]
+            if values:
+                histogram.observe(values)
+        for region, found in _by("region", answered):
+            _of(self._waits, region, FIRST_TOKEN_EDGES).observe_of([record["wait_s"] for record in found], found)
+        for model, found in _by("model", answered):
+            self._of_model(model, found)
+
+    def _of_model(self, model: str, records: Sequence[Record]) -> None:
+        firsts = [record["first_token_s"] for record in records]
+        _of(self._first, model, FIRST_TOKEN_EDGES).observe_of(firsts, records)
+        _of(self._duration, model, DURATION_EDGES).observe([record["total_s"] for record in records])
+        per_token = [
+            (record["total_s"] - record["first_token_s"]) / (written - 1)
+            for record in records
+            if (written := record["completion_tokens"]) is not None and written > 1
+        ]
+        if per_token:
+            _of(self._per_token, model, PER_TOKEN_EDGES).observe(per_token)
+        for field, kind in (("completion_tokens", "output"), ("prompt_tokens", "input"), ("cached_tokens", "cached")):
+            tokens = sum([record[field] or 0 for record in records])
+            if tokens:
+                self._tokens[model, kind] = self._tokens.get((model, kind), 0) + tokens
 
     def families(self) -> Iterator[Metric]:
         yield _histograms(
@@ -83,9 +96,19 @@ class Requests:
         yield _counts("edgeproxy_requests_by_protocol", "Chat requests by their protocol", "protocol", self.protocols)
         yield _counts("edgeproxy_errors", "Chat requests refused or failed, by the error's code", "code", self.codes)
 
-    def _count(self, model: str, kind: str, tokens: int | None) -> None:
-        if tokens:
-            self._tokens[model, kind] = self._tokens.get((model, kind), 0) + tokens
+
+def tally(counts: dict[K, int], keys: Iterable[K]) -> None:
+    """Counts the keys as well."""
+    for key, count in Counter(keys).items():
+        counts[key] = counts.get(key, 0) + count
+
+
+def _by(field: str, records: Sequence[Record]) -> Iterable[tuple[str, list[Record]]]:
+    """Those that have it, by its value: a few at most."""
+    found: dict[str | None, list[Record]] = {}
+    for record in records:
+        found.setdefault(record[field], []).append(record)
+    return [(value, some) for value, some in found.items() if value is not None]
 
 
 def _of(found: dict[str, Histogram], label: str, edges: tuple[float, ...]) -> Histogram:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -63,20 +62,14 @@ class Ledger(NamedTuple):
         return None if wait is None else budget_s - wait
 
 
-class Left(NamedTuple):
-    """Of a total, in seconds."""
-
-    rtt: float | None
-    unexplained: float
-
-
-def settle(total: float, measured: Iterable[float | None], rtt: float | None) -> Left:
-    """Shares out what the `measured` terms leave of `total`: to the region's round trip up to its estimate `rtt`, the
-    rest to nobody."""
-    left = max(total - sum([value for value in measured if value is not None]), 0.0)
+def settle(left: float, rtt: float | None) -> tuple[float | None, float]:
+    """(round trip, unexplained): shares out what the measured terms leave of a total, to the region's round trip up to
+    its estimate `rtt`, the rest to nobody. Negative, which only rounding makes it, is nothing."""
+    if left < 0.0:
+        left = 0.0
     if rtt is None:
-        return Left(None, left)
-    return Left(rtt, left - rtt) if rtt < left else Left(left, 0.0)
+        return None, left
+    return (rtt, left - rtt) if rtt < left else (left, 0.0)
 
 
 _ENTRY = re.compile(rf"(?:^|,)\s*({'|'.join(NODE_TERMS)})\s*;(?:[^,]*;)?\s*dur=([^,;]*)")

@@ -99,6 +99,8 @@ class Option(NamedTuple, Generic[N]):
 
     node: N
     basis: Basis
+    held: float
+    """Of the prompt's tokens, those that it was taken to hold."""
 
     @property
     def forecast(self) -> Forecast:
@@ -140,21 +142,23 @@ class Decision(Generic[N]):
         """None: there is no node at all."""
         return None if self._first is None else self._nodes[self._first]
 
-    @property
-    def option(self) -> Option[N] | None:
-        return None if self.first is None else self.of(self.first)
-
-    @property
-    def runner_up(self) -> Option[N] | None:
-        """The best of the others that are fit."""
+    def options(self) -> tuple[Option[N] | None, Option[N] | None]:
+        """The node chosen, and the best of the others that are fit. As of now, in the literal sense: to be asked at
+        once, before the nodes' load changes."""
+        first = self._first
+        if first is None:
+            return None, None
         for _, index in self._fit:
-            if index != self._first:
-                return self.of(self._nodes[index])
-        return None
+            if index != first:
+                return self._option(first), self._option(index)
+        return self._option(first), None
 
-    def of(self, node: N) -> Option[N]:
-        """As of now, in the literal sense: to be asked at once, before the node's load changes."""
-        return Option(node, node.outlook.basis(self._now, self._wanted.to_compute(node.slot)))
+    def _option(self, index: int) -> Option[N]:
+        node, wanted, held = self._nodes[index], self._wanted, 0.0
+        if wanted.cached:
+            held = wanted.cached.get(node.slot, 0.0)
+        compute = wanted.tokens - held
+        return Option(node, node.outlook.basis(self._now, compute if compute > 1.0 else 1.0), held)
 
     @property
     def wanted(self) -> Wanted:

@@ -196,6 +196,7 @@ async def in_process(rounds: int) -> list[Pair]:
         await block(once)
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         found = []
         for number in range(rounds):
             costs = {}

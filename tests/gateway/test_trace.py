@@ -18,7 +18,7 @@ from edgeproxy.protocol.trace_context import FIELD, RESPONSE, TraceContext, deco
 from tests import fake_behaviours
 from tests.collector import collector
 from tests.fake_exchange import Exchange as Answering
-from tests.gateway.drive import Edge, ask, chat, edge
+from tests.gateway.drive import Edge, Lines, ask, chat, edge
 from tests.observe.records import record
 
 PARENT = TraceContext(0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7)
@@ -26,10 +26,19 @@ SECRET = "prompt-that-must-not-be-logged"
 Behaviour = Callable[[Answering], Awaitable[None]]
 
 
+class Sent(InMemorySpanExporter):
+    lines: Lines
+
+    def get_finished_spans(self) -> tuple[ReadableSpan, ...]:
+        self.lines.log.flush()  # spans are made with the log's lines
+        return super().get_finished_spans()
+
+
 @asynccontextmanager
 async def traced(folder: Path) -> AsyncIterator[tuple[Edge, InMemorySpanExporter]]:
-    exporter = InMemorySpanExporter()
+    exporter = Sent()
     async with edge(folder, tracer=Tracer(SimpleSpanProcessor(exporter), "1", Random(1))) as e:
+        exporter.lines = e.lines
         yield e, exporter
 
 

@@ -28,6 +28,8 @@ def record(**changes: Any) -> dict[str, Any]:
         "first_token_s": 0.1,
         "total_s": 0.6,
         "budget_s": 0.15,
+        "expected_s": None,
+        "shown_s": None,
     }
     terms = {f"{name}_s": None for name in Ledger._fields if name != "total"}
     found = {**found, **terms, **changes}

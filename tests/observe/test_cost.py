@@ -100,8 +100,8 @@ def test_price_and_cost_are_scraped() -> None:
     assert "edgeproxy_cost_per_1k_tokens" not in {name for name, _ in samples(metrics)}
     now = time()
     for region in ("near", "far", None):
-        metrics.recorded(record(time=now, region=region, completion_tokens=500))
-    metrics.recorded(record(time=now, region="near", completion_tokens=None))
+        metrics.recorded([record(time=now, region=region, completion_tokens=500)])
+    metrics.recorded([record(time=now, region="near", completion_tokens=None)])
     found = samples(metrics)
     assert found["edgeproxy_node_price_per_hour", (("node", "near-1"), ("region", "near"))] == 1.8
     told = {labels: value for (name, labels), value in found.items() if name == "edgeproxy_cost_per_1k_tokens"}

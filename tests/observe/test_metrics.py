@@ -32,11 +32,9 @@ def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], f
 
 def test_counts_are_scraped() -> None:
     metrics = Metrics("1.2.3", list)
-    for status in (200, 200, 502):
-        metrics.ended("m", "near", status)
-    metrics.ended("unknown", None, 404)
+    metrics.recorded([record(status=status) for status in (200, 200, 502)])
+    metrics.recorded([record(model="unknown", region=None, status=404, first_token_s=None, client_gone=True)])
     metrics.failed("near-1", "cut")
-    metrics.disconnected()
     found = samples(metrics)
     request = "edgeproxy_requests_total"
     assert found[request, (("model", "m"), ("region", "near"), ("status", "200"))] == 2
@@ -58,8 +56,8 @@ def test_every_name_stands_in_the_table_and_no_other_does() -> None:
 def test_share_within_the_budget_is_exact() -> None:
     assert BUDGET_S in FIRST_TOKEN_EDGES
     metrics = Metrics("1", list)
-    for seconds in (0.001, 0.149, 0.150, 0.1501, 99.0):
-        metrics.requests.add(record(first_token_s=seconds - 0.0001, client_s=0.0001))
+    waits = (0.001, 0.149, 0.150, 0.1501, 99.0)
+    metrics.recorded([record(first_token_s=seconds - 0.0001, client_s=0.0001) for seconds in waits])
     found = samples(metrics)
     name = "edgeproxy_first_token_seconds"
     assert found[f"{name}_bucket", (("le", "0.15"), ("region", "near"))] == 3
@@ -71,8 +69,7 @@ def test_share_within_the_budget_is_exact() -> None:
 
 def test_own_time_is_a_histogram() -> None:
     metrics = Metrics("1", list)
-    metrics.edge(0.00009)
-    metrics.edge(1.0)
+    metrics.recorded([record(edge_s=0.00009), record(edge_s=1.0), record(edge_s=None)])
     found = samples(metrics)
     assert found["edgeproxy_edge_seconds_bucket", (("le", "0.0001"),)] == 1
     assert found["edgeproxy_edge_seconds_count", ()] == 2
@@ -103,5 +100,5 @@ def test_what_to_scale_by_is_told_where_a_node_reports_it() -> None:
 
 def test_two_proxies_in_one_process_do_not_share_counts() -> None:
     one, other = Metrics("1", list), Metrics("1", list)
-    one.disconnected()
+    one.recorded([record(client_gone=True)])
     assert samples(other)["edgeproxy_client_disconnects_total", ()] == 0

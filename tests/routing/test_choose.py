@@ -25,9 +25,10 @@ def test_the_order_is_by_forecast() -> None:
     decision = decided(choose(nodes, SHORT, home(far=0.2, mid=0.08, near=0.01), 0, Random(1)))
     assert names(decision.candidates) == ["n", "m", "f"]
     assert (decision.reason, decision.healthy, decision.hot) == ("home", 3, False)
-    assert decision.option is not None and decision.runner_up is not None
-    assert decision.option.node.name == "n" and decision.runner_up.node.name == "m"
-    forecast = decision.option.forecast
+    option, runner_up = decision.options()
+    assert option is not None and runner_up is not None
+    assert option.node.name == "n" and runner_up.node.name == "m"
+    forecast = option.forecast
     assert abs(forecast.network - 0.01) < 0.001 and forecast.queue == 0
     assert abs(forecast.total - nodes[2].outlook.cost(0, 20.0)) < 1e-9
 
@@ -174,7 +175,7 @@ def test_standby_nodes_serve_only_while_no_other_is_fit() -> None:
 def test_no_node_at_all_is_said_and_not_raised() -> None:
     nothing: list[Node] = []
     decision = decided(choose(nothing, SHORT, home(r=0.01), 0, Random(1)))
-    assert (decision.candidates, decision.reason, decision.option, decision.runner_up) == ((), "none", None, None)
+    assert (decision.candidates, decision.reason, decision.options()) == ((), "none", (None, None))
 
 
 def test_a_pinned_request_goes_where_its_client_said_and_the_reason_says_so() -> None:
