@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from edgeproxy.protocol.openai.checks import Json, boolean, required, wrong_type
+from edgeproxy.protocol.openai.checks import Json, boolean, required, whole, wrong_type
 from edgeproxy.protocol.openai.completions import MAX_PROMPT_TOKENS
 from edgeproxy.protocol.openai.errors import invalid
 from edgeproxy.protocol.openai.messages import MAX_PROMPT_CHARS
@@ -22,6 +22,9 @@ async def tokenized(body: Json, chat: Chat, salt: bytes) -> bytes:
     present = {name: value for name, value in body.items() if value is not None}
     strings = boolean(present, "return_token_strs")
     if "messages" in present:
+        if "prompt" in present:
+            cause = "'prompt' and 'messages' are two things to tell the tokens of: send one of them."
+            raise invalid(cause, "prompt", "invalid_parameter_combination")
         del_fields = ("return_token_strs", "add_special_tokens")
         request = chat_request({name: value for name, value in present.items() if name not in del_fields})
         ids = await chat.prompt(request, salt)
@@ -35,13 +38,14 @@ async def tokenized(body: Json, chat: Chat, salt: bytes) -> bytes:
 
 def detokenized(body: Json, chat: Chat) -> bytes:
     """Of `tokens`. Raises ApiError 400."""
-    tokens = required(body, "tokens")
-    if not isinstance(tokens, list) or len(tokens) > MAX_PROMPT_TOKENS:
-        raise wrong_type("tokens", f"a list of at most {MAX_PROMPT_TOKENS} tokens", tokens)
+    value = required(body, "tokens")
+    if not isinstance(value, list) or len(value) > MAX_PROMPT_TOKENS:
+        raise wrong_type("tokens", f"a list of at most {MAX_PROMPT_TOKENS} tokens", value)
     vocab = chat.tokenizer.vocab_size
-    if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < vocab for token in tokens):
+    tokens = tuple(token for token in map(whole, value) if token is not None and 0 <= token < vocab)
+    if len(tokens) < len(value):
         raise invalid(f"'tokens' has an entry that is none of this model's {vocab}.", "tokens", "invalid_value")
-    return orjson.dumps({"prompt": Completions(chat).decode(tuple(tokens))})
+    return orjson.dumps({"prompt": Completions(chat).decode(tokens)})
 
 
 async def _text(present: Json, completions: Completions, salt: bytes) -> tuple[int, ...]:

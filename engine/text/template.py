@@ -62,9 +62,8 @@ class ChatTemplate:
         Raises ValueError with the template's own message.
         """
         try:
-            parts = self._template.generate(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._tokens, **more
-            )
+            given = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._tokens, **more}
+            parts = self._template.generate(given)  # not as keywords: any name may be among them
             return _bounded(parts)
         except (
             TemplateError,

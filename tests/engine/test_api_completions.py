@@ -96,11 +96,16 @@ async def test_log_probabilities_of_the_prompt(tokenizer: Tokenizer, chat_templa
     [
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
+        ({"best_of": True}, "best_of"),
+        ({"best_of": 1, "n": True}, "n"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [[]]}, "prompt[0]"),
         ({"prompt": [1, "a"]}, "prompt[1]"),
         ({"prompt": [49152]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt[0]"),
+        ({"prompt": [1.0, 2.5]}, "prompt[1]"),
+        ({"prompt": [True]}, "prompt[0]"),
         ({"prompt": 5}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"messages": []}, "messages"),
@@ -115,6 +120,18 @@ async def test_what_is_wrong_is_named(
     async with serving(goes_on(tokenizer), tokenizer, chat_template) as served:
         call = await completion(served.app, **fields).done()
     assert (call.status, call.json()["error"]["param"]) == (400, param)
+
+
+async def test_numbers_that_are_whole_are_tokens_however_they_are_written(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    ids = tokenizer.encode(PROMPT)
+    async with serving(goes_on(tokenizer), tokenizer, chat_template) as served:
+        for prompt in (ids, list(map(float, ids)), [list(map(float, ids))]):
+            call = await completion(served.app, prompt=prompt, best_of=1.0, n=1.0).done()
+            assert call.json()["usage"]["prompt_tokens"] == len(ids)
+        back = await post(served.app, "/detokenize", tokens=list(map(float, ids))).done()
+        assert back.json() == {"prompt": PROMPT}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -163,6 +180,8 @@ async def test_tokens_are_told_and_read_back(tokenizer: Tokenizer, chat_template
         messages = [{"role": "user", "content": "hi"}]
         chat = (await post(served.app, "/tokenize", messages=messages).done()).json()
         assert chat["tokens"] == tokenizer.encode(chat_template.render(messages))
+        both = await post(served.app, "/tokenize", messages=messages, prompt=text).done()
+        assert (both.status, both.json()["error"]["param"]) == (400, "prompt")
         for path, fields in (("/tokenize", {}), ("/tokenize", {"prompt": 5}), ("/detokenize", {"tokens": [49152]})):
             assert (await post(served.app, path, **fields).done()).status == 400
 

@@ -46,11 +46,17 @@ def integer(present: Json, name: str, least: int, most: int) -> int | None:
 
 
 def integer_of(value: Any, where: str, least: int, most: int) -> int:
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        value = int(value)  # 1.0 is an integer in JSON Schema
-    if isinstance(value, bool) or not isinstance(value, int):
+    found = whole(value)
+    if found is None:
         raise wrong_type(where, "an integer", value)
-    return _within(value, where, least, most, "integer")
+    return _within(found, where, least, most, "integer")
+
+
+def whole(value: Any) -> int | None:
+    """The integer that a JSON number is, as JSON Schema sees it: 1.0 is one too. None for anything else."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def number(present: Json, name: str, least: float, most: float, default: float) -> float:

@@ -13,7 +13,7 @@ from edgeproxy.protocol.openai.chat import (
     Logprobs,
     TokenLogprob,
 )
-from edgeproxy.protocol.openai.checks import INT32, Json, boolean, integer, required, wrong_type
+from edgeproxy.protocol.openai.checks import INT32, Json, boolean, integer, required, whole, wrong_type
 from edgeproxy.protocol.openai.decoding import Decoding, decoding_of, min_tokens_of, unknown_options
 from edgeproxy.protocol.openai.errors import invalid
 from edgeproxy.protocol.openai.fields import HONOURED, UNSUPPORTED, refuse_unsupported
@@ -61,8 +61,8 @@ class CompletionRequest(Decoding):
 def completion_request(body: Json) -> CompletionRequest:
     """Raises ApiError 400 naming the field in `param`."""
     present = {name: value for name, value in body.items() if value is not None}
-    if present.get("best_of") == present.get("n", 1):
-        present.pop("best_of", None)
+    if whole(present.get("best_of")) == (whole(present.get("n")) or 1):
+        del present["best_of"]  # the best n of n are all
     ignored = refuse_unsupported(present, COMPLETION_HONOURED, COMPLETION_UNSUPPORTED, "")
     ignored += unknown_options(present.get("stream_options"))
     check_labels(present)
@@ -100,7 +100,7 @@ def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
         raise wrong_type("prompt", "a string, a list of strings, or tokens", value)
     elif not value:
         raise invalid("'prompt' is empty: send at least one.", "prompt", "empty_array")
-    elif _is_id(value[0]):
+    elif whole(value[0]) is not None:
         found = (_ids(value, "prompt"),)
     else:
         if len(value) > MAX_PROMPTS:
@@ -125,17 +125,16 @@ def _prompt(value: Any, where: str) -> str | tuple[int, ...]:
     return _ids(value, where)
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _ids(value: list[Any], where: str) -> tuple[int, ...]:
     if len(value) > MAX_PROMPT_TOKENS:
         raise invalid(f"'{where}' has more than {MAX_PROMPT_TOKENS} tokens.", where, "array_above_max_length")
+    found: list[int] = []
     for index, item in enumerate(value):
-        if not _is_id(item) or not 0 <= item <= INT32:
+        token = whole(item)
+        if token is None or not 0 <= token <= INT32:
             raise invalid(f"'{where}[{index}]' is no token.", f"{where}[{index}]", "invalid_value")
-    return tuple(value)
+        found.append(token)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,13 +126,15 @@ def _calls(value: Any, where: str) -> tuple[ToolCall, ...]:
 def _call(value: Any, where: str) -> ToolCall:
     if not isinstance(value, dict):
         raise wrong_type(where, "an object", value)
-    if value.get("type", "function") != "function":
+    if value.get("type") not in (None, "function"):
         raise invalid(f"'{where}.type' must be function.", f"{where}.type", "invalid_value")
     function = required(value, "function", f"{where}.")
     if not isinstance(function, dict):
         raise wrong_type(f"{where}.function", "an object", function)
     name = text(required(function, "name", f"{where}.function."), f"{where}.function.name", MAX_NAME_CHARS)
-    arguments = function.get("arguments", "{}")
+    arguments = function.get("arguments")
+    if arguments is None:
+        arguments = "{}"
     if not isinstance(arguments, str):
         raise wrong_type(f"{where}.function.arguments", "a string of JSON", arguments)
     identity = text(required(value, "id", f"{where}."), f"{where}.id", MAX_NAME_CHARS)

@@ -238,6 +238,12 @@ def test_the_extras_of_an_answer_sent_back_are_let_through_when_empty(name: str)
         chat_request(body(messages=[{"role": "assistant", "content": "a", name: neutral}]))
 
 
+def test_null_means_absent_in_calls_that_are_sent_back() -> None:
+    call = {"id": "x", "type": None, "index": None, "function": {"name": "f", "arguments": None}}
+    message = chat_request(body(messages=[{"role": "assistant", "tool_calls": [call]}])).messages[0]
+    assert (message.tool_calls[0].name, message.tool_calls[0].arguments) == ("f", {})
+
+
 def test_roles_are_what_templates_know() -> None:
     sent = [{"role": role, "content": "a"} for role in ("system", "developer", "user", "assistant")]
     sent.append({"role": "tool", "content": "a", "tool_call_id": "x"})
