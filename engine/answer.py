@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from edgeproxy.protocol.node.blocks import Prefix
 from edgeproxy.protocol.openai.chat import Usage
-from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.protocol.openai.errors import ApiError, invalid
 from engine.loop import Generation
 from engine.sequence import Delta, Timing
 from engine.step import Finish
@@ -34,15 +34,17 @@ class Answer:
         prompt_tokens: int,
         replayed: Piece | None = None,
         again: int = 0,
+        form: str = "",
     ) -> None:
         """`replayed`: what another node sampled, read again; with a finish reason where nothing is left to generate.
-        `again`: how many tokens behind those it had sampled, too."""
+        `again`: how many tokens behind those it had sampled, too. `form`: the field that says what form it has."""
         self._generation = generation
         self._reader = reader
         self.opening = opening
         self._prompt_tokens = prompt_tokens
         self._replayed = replayed
         self.again = again
+        self._form = form
         self._cached = 0
         self.submitted = generation.submitted if generation is not None else 0.0
         """When the engine got it: monotonic clock, seconds."""
@@ -89,6 +91,12 @@ class Answer:
                 return self._reader.end(piece, "stop" if delta.finish is Finish.STOP else "length")
             case Finish.ABORT:
                 raise ApiError(503, "This node ended the request: try another node.", code="aborted")
+            case Finish.RULES:
+                raise invalid(
+                    f"'{self._form}' cannot be followed: what may come next is too much work to tell. Make it simpler.",
+                    self._form,
+                    "unsupported_schema",
+                )
             case Finish.ERROR:
                 raise ApiError(500, "The engine failed at this request: try another node.", code="engine_failed")
 

@@ -19,7 +19,7 @@ from edgeproxy.protocol.openai.completions import (
 from edgeproxy.protocol.openai.errors import ApiError, invalid
 from engine.answer import Choices
 from engine.chat import INLINE_CHARS, Chat
-from engine.constraint import Constraint
+from engine.constraint import Constraint, only
 from engine.kinds import Kind
 from engine.opener import Prompt
 from engine.step import Finish
@@ -31,17 +31,21 @@ class Known:
 
     def __init__(self, tokens: tuple[int, ...], vocab: int) -> None:
         self._tokens = tokens
-        self._bytes = -(-vocab // 32) * 4
+        self._vocab = vocab
         self._at = 0
 
     def mask(self) -> bytes | None:
         if self._at >= len(self._tokens):
             return None
-        return (1 << self._tokens[self._at]).to_bytes(self._bytes, "little")
+        return only(self._tokens[self._at], self._vocab)
 
     def accept(self, token: int) -> Finish | None:
         self._at += 1
         return None
+
+    def forced(self, most: int) -> tuple[int, ...]:
+        """None: what is asked for is what the model makes of each."""
+        return ()
 
 
 class Completions:

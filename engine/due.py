@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from engine.jump import look_ahead
 from engine.sequence import Sequence
-from engine.step import Finish, Row, StepPlan
+from engine.step import Row, StepPlan
 
 
 class Mask(NamedTuple):
@@ -37,24 +38,23 @@ class DueMasks:
                 self._waiting.append(_Waiting(row.slot, plan.step, _end(row), sequence))
 
     def due(self) -> Iterator[Mask]:
-        """Each mask once. Of what has ended meanwhile too: its row waits all the same."""
+        """Each mask once, and one at a time of a slot. Of what has ended meanwhile too: its row waits all the same.
+
+        To be taken to its end: then what is forced is known to the next plan.
+        """
         waiting, self._waiting = self._waiting, []
+        given: list[_Waiting] = []
         for row in waiting:
             constraint = row.sequence.request.constraint
             if row.sequence.finish is not None or constraint is None:
                 yield Mask(row.slot, row.step, None)
-            elif len(row.sequence.tokens) >= row.tokens:
+            elif row.sequence.ahead is None and len(row.sequence.tokens) >= row.tokens:
                 yield Mask(row.slot, row.step, constraint.mask())
+                given.append(row)
             else:
                 self._waiting.append(row)
-
-
-def accepted(sequence: Sequence, tokens: tuple[int, ...]) -> Finish | None:
-    """Tells the sequence's constraint what was sampled; why it ends for that, if it does."""
-    constraint = sequence.request.constraint
-    if constraint is None:
-        return None
-    return next((finish for token in tokens if (finish := constraint.accept(token)) is not None), None)
+        for row in given:  # when nobody waits for a mask any more
+            look_ahead(row.sequence, row.tokens)
 
 
 def _end(row: Row) -> int:

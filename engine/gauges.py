@@ -143,7 +143,9 @@ class Gauges:
         self.prefilled = 0
         """Tokens of prompts that were run, those of resumed sequences again."""
         self.generated = 0
-        """Tokens sampled."""
+        """Tokens of answers."""
+        self.forced = 0
+        """Of these what no step sampled: a form left no choice (`engine/jump.py`)."""
         self.utilisation = Utilisation()
         self._last_ended = 0.0
         self.prefill_cost = PrefillCost()
@@ -188,7 +190,7 @@ class Gauges:
             self._dispatched(result, woken)
         self._last_ended = result.ended
         self.step_ms += (seconds * 1000 - self.step_ms) * (STEP_WEIGHT if self.step_ms else 1.0)
-        chunks = [len(row.tokens) for row in plan.rows]
+        chunks = [0 if row.forced else len(row.tokens) for row in plan.rows]
         prefill = sum(chunks)
         if not rehearsed:
             self.prefilled += prefill
@@ -196,8 +198,9 @@ class Gauges:
         if prefill:
             self._prompts.took(prefill, seconds)
             own_s = max(seconds / 4, seconds - self._decode_s) if 0 in chunks else seconds
-            self.prefill_cost.took(prefill, sum(map(_positions, plan.rows)), own_s)
-        else:
+            positions = sum(_positions(row) for row in plan.rows if not row.forced)
+            self.prefill_cost.took(prefill, positions, own_s)
+        elif not any(row.forced for row in plan.rows):
             self._decode_s += (seconds - self._decode_s) * (STEP_WEIGHT if self._decode_s else 1.0)
         if prefill > chunks.count(0):  # else the time is the decode rows'
             self._prefill.took(prefill, seconds)
@@ -209,6 +212,11 @@ class Gauges:
         else:
             self.wake.observe(result.started - woken)
             self.utilisation.busy_s += result.ended - result.started
+
+    def jumped(self, tokens: int) -> None:
+        """So many came out beside the one that was sampled."""
+        self.generated += tokens
+        self.forced += tokens
 
     def answered(self, tokens: int) -> None:
         """A request has ended after so many."""

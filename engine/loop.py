@@ -274,6 +274,7 @@ class EngineLoop:
             self._emit([event for command in commands if command is not None for event in self._apply(command)])
         while self._scheduler.in_flight < self._depth and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
+            self._allow()  # the next plan is to know what is forced
         self._allow()
         if self._scheduler.in_flight:
             self._load = self._scheduler.load()

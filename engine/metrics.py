@@ -61,7 +61,8 @@ def _blocks(report: NodeReport, gauges: Gauges) -> Iterator[Metric]:
 def _work(report: NodeReport, gauges: Gauges) -> Iterator[Metric]:
     yield _counter("engine_steps", "Steps planned", report.step_counter)
     yield _counter("engine_prefilled_tokens", "Prompt tokens that were run", gauges.prefilled)
-    yield _counter("engine_generated_tokens", "Tokens sampled", gauges.generated)
+    yield _counter("engine_generated_tokens", "Tokens of answers", gauges.generated)
+    yield _counter("engine_forced_tokens", "Of these what a form left no choice about", gauges.forced)
     yield _counter("engine_aborts", "Sequences ended from outside", gauges.aborts)
     yield _counter("engine_preemptions", "Sequences that gave their blocks up for others", gauges.preemptions)
     yield _gauge("engine_abort_steps_max", "Most steps until the blocks of an abort were free", gauges.abort_steps_max)

@@ -138,6 +138,7 @@ class Node:
             "kvr": round(gauges.kvr, 4),
             "prefilled_tokens": gauges.prefilled,
             "generated_tokens": gauges.generated,
+            "forced_tokens": gauges.forced,
             **_utilisation(gauges.utilisation, gpu),
             "gpu": gpu.status() if gpu is not None else None,
             "ild_gap": gauges.gap.view(),

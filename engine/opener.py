@@ -128,7 +128,8 @@ class Opener:
                 )
             )
         opening = Opening(sampling.seed, resume.max_tokens)
-        answer = Answer(generation, reader, opening, len(prompt.ids), replayed, known - len(resume.ids))
+        again = known - len(resume.ids)
+        answer = Answer(generation, reader, opening, len(prompt.ids), replayed, again, _form(request))
         return Choices([Group(answer, list)], 1)
 
     def check(self, request: Decoding) -> None:
@@ -161,7 +162,7 @@ class Opener:
                 constraint=prompt.constraint(),
             )
         )
-        return Answer(generation, reader, opening, len(prompt.ids), prompt.echo)
+        return Answer(generation, reader, opening, len(prompt.ids), prompt.echo, form=_form(request))
 
     def _reader(self, request: Decoding, prompt: Prompt, sampling: Sampling, skip: int = 0) -> Reader:
         return Reader(self._tokenizer, request, sampling.stop_ids, skip, prompt.parser(), prompt.marks, prompt.known)
@@ -211,6 +212,11 @@ class Opener:
         if request.max_tokens is not None:
             return request.max_tokens
         return max(1, min(DEFAULT_MAX_TOKENS, self.context - prompt))
+
+
+def _form(request: Decoding) -> str:
+    """The field that says what form an answer has, where one does."""
+    return request.format.where if request.format else "tools"
 
 
 def _priority(request: Decoding, terms: Terms) -> int:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable
 
 from edgeproxy.protocol.node.blocks import BlockChange
 from edgeproxy.protocol.openai.errors import ApiError
-from engine import admission
+from engine import admission, jump
 from engine.chunks import LONE_QUANTA, QUANTA, QUANTUM_S, Chunks
-from engine.due import DueMasks, accepted
+from engine.due import DueMasks
 from engine.executor.base import Limits
 from engine.fairness import Shares
 from engine.forecast import Pace, Room, Wait, wait_of
@@ -164,9 +164,15 @@ class Scheduler:
         """The next step, or None where no sequence can run one. Every plan must come back to `complete`, in order."""
         rows: list[Row] = []
         named: list[Sequence] = []
+        spare = min(jump.MOST, self._limits.step_tokens - sum(sequence.decodes for sequence in self._running))
         for sequence in self._running.copy():
-            if sequence.decodes and (sequence.has_room or self._grow(sequence)):
-                rows.append(self._row(sequence, ()))
+            if not sequence.decodes:
+                continue
+            tokens = sequence.named(1 + spare)
+            count = len(tokens) or 1
+            if sequence.holds(count) or self._grow(sequence, count):
+                spare -= count - 1
+                rows.append(self._row(sequence, tokens))
                 named.append(sequence)
         while self._plan_prefill(rows, named) and not rows:
             pass
@@ -283,9 +289,9 @@ class Scheduler:
 
     # What runs.
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """A block for its next position, at the cost of the last in rank; False where it sits this step out."""
-        while sequence.phase is Phase.RUNNING and not self._tables.grow(sequence, sequence.planned + 1):
+    def _grow(self, sequence: Sequence, count: int) -> bool:
+        """Blocks for its next positions, at the cost of the last in rank; False where it sits this step out."""
+        while sequence.phase is Phase.RUNNING and not self._tables.grow(sequence, sequence.planned + count):
             if self._leaving or not all(other.decodes or other.prefills for other in self._running):
                 return False  # blocks are on their way
             self._preempt(self._running[-1])
@@ -304,7 +310,7 @@ class Scheduler:
             return False
         self._tables.begin_plan()
         quanta = 1 if self.rehearsing else min(len(prompts), QUANTA) if rows else LONE_QUANTA
-        room = self._limits.step_tokens - len(rows)
+        room = self._limits.step_tokens - sum(row.count for row in rows)
         chunks = Chunks(self._gauges.prefill_cost, quanta * self._quantum_s, room)
         loading = False
         for sequence in prompts:
@@ -327,18 +333,12 @@ class Scheduler:
         return tuple(sequence.tokens[start:end])
 
     def _row(self, sequence: Sequence, tokens: tuple[int, ...]) -> Row:
-        start = sequence.planned
-        sequence.planned += len(tokens) or 1
-        sample = sequence.planned >= sequence.prefill
-        sequence.sampling += sample
-        if sample:
+        row = sequence.row(tokens)
+        if row.sample:
             self._shares.decoded(sequence.request.salt, 1)
-        if sequence.opened:
-            return Row(sequence.slot, start, tokens, sequence.blocks, sample)
-        sequence.opened = True
-        opens = sequence.request.sampling
-        history = tuple(sequence.tokens) if opens.penalises else ()
-        return Row(sequence.slot, start, tokens, sequence.blocks, sample, opens, history)
+        if row.forced:
+            self._shares.prefilled(sequence.request.salt, len(tokens))
+        return row
 
     def _clocked(self, plan: StepPlan, sequences: list[Sequence], result: StepResult) -> None:
         rehearsed = all(sequence.request.rehearsal for sequence in sequences)
@@ -347,15 +347,15 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence, row: RowResult, result: StepResult, now: float) -> Delta:
         first = not sequence.generated
-        sequence.tokens.extend(row.tokens)
-        sequence.generated += len(row.tokens)
-        finish = row.finish or accepted(sequence, row.tokens)
+        tokens, finish = jump.taken(sequence, row)
+        self._gauges.jumped(len(tokens) - len(row.tokens))
+        sequence.generated += len(tokens)
         if finish is None and sequence.generated >= sequence.request.max_tokens:
             finish = Finish.LENGTH
-        delta = Delta(row.tokens, finish, logprobs=row.logprobs)
-        if first and row.tokens:
+        delta = Delta(tokens, finish, logprobs=row.logprobs)
+        if first and tokens:
             timing = sequence.timing(result.ended, now)
-            delta = Delta(row.tokens, finish, timing, sequence.cached, sequence.prefix, row.logprobs)
+            delta = Delta(tokens, finish, timing, sequence.cached, sequence.prefix, row.logprobs)
         return self._end(sequence, delta) if finish else delta
 
     # What goes.

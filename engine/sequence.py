@@ -5,11 +5,12 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from edgeproxy.protocol.node.blocks import Prefix
 from engine.constraint import Constraint
 from engine.kv import TOKEN_TYPE, Link
-from engine.step import BLOCK_TOKENS, Finish, Logprobs, Sampling
+from engine.step import BLOCK_TOKENS, Finish, Logprobs, Row, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,14 @@ class Delta:
     """One for each of `tokens`, where they were asked for."""
 
 
+class Ahead(NamedTuple):
+    """What the sample on its way stands for, where what follows it is forced (`engine/jump.py`)."""
+
+    tokens: tuple[int, ...]
+    finish: Finish | None
+    """Why the sequence ends with the last of them, if it does."""
+
+
 class Phase(Enum):
     WAITING = "waiting"
     RUNNING = "running"
@@ -88,7 +97,7 @@ class Sequence:
     opened: bool = False
     """A plan has opened the slot."""
     tokens: array[int] = field(init=False)
-    """All that are known: the prompt and what was sampled."""
+    """All that are known: the prompt, what was sampled, and what is forced behind it."""
     links: list[Link] = field(default_factory=list)
     """Of the full blocks of `tokens`, as far as they were needed."""
     names: list[bytes] = field(default_factory=list)
@@ -115,6 +124,10 @@ class Sequence:
     """Tokens that submitted plans sample: known results and those on their way."""
     generated: int = 0
     """Tokens known."""
+    forced: int = 0
+    """Where the last forced tokens end: up to there rows name their tokens, as those of a prompt."""
+    ahead: Ahead | None = None
+    """Set from when it is known until the result of the row on its way."""
     last_step: int = 0
     """The last plan that names it."""
     started: float | None = None
@@ -145,12 +158,30 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         """Whether a further decode row is wanted: never one that could exceed max_tokens."""
+        if self.ahead is not None and self.ahead.finish is not None:
+            return False
         return self.planned >= self.prefill and self.sampling < self.request.max_tokens
 
-    @property
-    def has_room(self) -> bool:
-        """Whether its blocks hold one more position."""
-        return self.planned < len(self.blocks) * BLOCK_TOKENS
+    def named(self, most: int) -> tuple[int, ...]:
+        """The tokens that its next row names, `most` at most; none where it runs the one that was sampled last."""
+        return tuple(self.tokens[self.planned : min(self.forced, self.planned + most)])
+
+    def holds(self, count: int) -> bool:
+        """Whether its blocks hold so many more positions."""
+        return self.planned + count <= len(self.blocks) * BLOCK_TOKENS
+
+    def row(self, tokens: tuple[int, ...]) -> Row:
+        """Its next row, which is planned by this: of `tokens`, or where there are none of the one sampled last."""
+        start, sampling = self.planned, self.request.sampling
+        self.planned += len(tokens) or 1
+        sample = self.planned >= max(self.prefill, self.forced)
+        self.sampling += sample
+        forced = bool(tokens) and self.forced > 0
+        if self.opened and not (forced and sample and sampling.penalises):
+            return Row(self.slot, start, tokens, self.blocks, sample, forced=forced)
+        self.opened = True
+        history = tuple(self.tokens) if sampling.penalises else ()
+        return Row(self.slot, start, tokens, self.blocks, sample, sampling, history, forced)
 
     @property
     def prefix(self) -> Prefix | None:
@@ -168,5 +199,5 @@ class Sequence:
         """Nothing of it is in an executor any more: the next run begins with all tokens known by now."""
         self.phase = Phase.WAITING
         self.slot, self.opened = -1, False
-        self.blocks, self.registered, self.planned = (), 0, 0
+        self.blocks, self.registered, self.planned, self.forced = (), 0, 0, 0
         self.prefill = len(self.tokens)

@@ -21,6 +21,8 @@ class Finish(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    RULES = "rules"
+    """What limits its tokens is too much work to go on with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,12 @@ class Row:
     sample: bool
     """Sample the next token after this row's last position."""
     opens: Sampling | None = None
-    """Set on the first row of a sequence: the slot is reset to this sampling state before the row runs."""
+    """Set on the first row of a sequence: the slot is reset to this sampling state before the row runs. Where it
+    penalises also on one that brings forced tokens, which its history counts."""
     history: tuple[int, ...] = ()
     """With an `opens` that penalises: all tokens known, of this row, before and behind it. Later samples are added."""
+    forced: bool = False
+    """Its tokens are an answer's, not a prompt's: they were forced. Nothing to the executor."""
 
     @property
     def count(self) -> int:

@@ -41,8 +41,6 @@ class _Slot:
     ended: bool = False
     logits: Tensor | None = None
     """[vocab]"""
-    samples: bool = False
-    """A plan that was submitted samples in it."""
 
 
 class ReferenceExecutor(Executor):
@@ -68,16 +66,17 @@ class ReferenceExecutor(Executor):
         )
         self._model = Llama(gguf, self.config, emulate, blocks=blocks)
         self._slots: dict[int, _Slot] = {}
+        self._samples: dict[int, bool] = {}
+        """Whether a plan that was submitted samples in a slot, of those that a plan opens."""
         self._plans: deque[StepPlan] = deque()
         self._masks: dict[tuple[int, int], bytes | None] = {}
 
     def submit(self, plan: StepPlan) -> None:
         check_depth(len(self._plans), self.depth)
-        check(plan, self._limits, self._slots, lambda slot: self._slots[slot].samples)
+        check(plan, self._limits, self._samples, lambda slot: self._samples[slot])
         for row in plan.rows:
-            if row.opens is not None:
-                self._slots[row.slot] = _Slot(row.opens, list(row.history))
-            self._slots[row.slot].samples |= row.sample
+            opened = row.opens is not None
+            self._samples[row.slot] = row.sample or (not opened and self._samples[row.slot])
         self._plans.append(plan)
 
     def allow(self, slot: int, step: int, mask: bytes | None) -> None:
@@ -87,6 +86,9 @@ class ReferenceExecutor(Executor):
         if not self._plans:
             raise RuntimeError("no step is submitted")
         plan = self._plans.popleft()
+        for row in plan.rows:
+            if row.opens is not None:
+                self._slots[row.slot] = _Slot(row.opens, list(row.history))
         started = time.monotonic()
         with torch.inference_mode():
             found = self._run(plan.step, [row for row in plan.rows if not self._slots[row.slot].ended])
@@ -136,6 +138,7 @@ class ReferenceExecutor(Executor):
 
     def close(self) -> None:
         self._slots.clear()
+        self._samples.clear()
         self._plans.clear()
         self._masks.clear()
 

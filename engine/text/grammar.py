@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import llguidance
 
 from edgeproxy.protocol.openai.formats import Format
+from engine.constraint import only
 from engine.step import Finish
 from engine.text.tokenizer import Tokenizer
 
@@ -55,19 +56,38 @@ def lark(text: str) -> Grammar:
 
 
 class Rules:
-    """The Constraint of one sequence: what a grammar lets come next."""
+    """The Constraint of one sequence: what a grammar lets come next.
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    Where it forces a text, the tokens are those that the tokenizer makes of all of it, as models have learnt it. So
+    they are decided where the text begins, and kept: what is left of it may be spelled otherwise.
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocab: int) -> None:
         self._matcher = matcher
+        self._vocab = vocab
+        self._ahead: tuple[int, ...] = ()
+        """Forced tokens that were not accepted yet."""
+        self._looked = False
+        """Whether anybody asked what is forced from here on."""
 
     def mask(self) -> bytes | None:
-        return self._matcher.compute_bitmask()
+        forced = self.forced(1)
+        return only(forced[0], self._vocab) if forced else self._matcher.compute_bitmask()
+
+    def forced(self, most: int) -> tuple[int, ...]:
+        if not self._ahead and not self._looked:
+            self._ahead = tuple(self._matcher.compute_ff_tokens())
+            self._looked = True
+        return self._ahead[:most]
 
     def accept(self, token: int) -> Finish | None:
+        # Asked for of replayed tokens too, so that a node that goes on with another's answer spells it alike.
+        self._ahead = self._ahead[1:] if self.forced(1) == (token,) else ()
+        self._looked = False
         self._matcher.consume_token(token)
         if not self._matcher.is_stopped():
             return None
-        return Finish.ERROR if self._matcher.is_error() else Finish.STOP
+        return Finish.RULES if self._matcher.is_error() else Finish.STOP
 
 
 class Grammars:
@@ -107,7 +127,7 @@ class Grammars:
             self._compiled[grammar.text] = matcher
             while len(self._compiled) > CACHED:
                 self._compiled.popitem(last=False)
-        return lambda: Rules(matcher.deep_copy())
+        return lambda: Rules(matcher.deep_copy(), self._words.vocab_size)
 
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
         if len(grammar.text) > MAX_CHARS:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from engine.constraint import Constraint
 from engine.executor.base import Executor, Limits
 from engine.step import BLOCK_TOKENS, Finish, Logprobs, Row, RowResult, Sampling, StepPlan, StepResult
 
@@ -29,14 +30,22 @@ def scripted(history: Sequence[int]) -> int:
 
 
 def expected(
-    prompt: Sequence[int], max_tokens: int, stop_ids: tuple[int, ...] = (), script: Script = scripted
+    prompt: Sequence[int],
+    max_tokens: int,
+    stop_ids: tuple[int, ...] = (),
+    script: Script = scripted,
+    constraint: Constraint | None = None,
 ) -> list[int]:
-    """What a sequence must give, whatever runs beside it."""
+    """What a sequence must give, whatever runs beside it. constraint: asked for each token by itself."""
     history = list(prompt)
-    while len(history) - len(prompt) < max_tokens:
-        history.append(script(history))
-        if history[-1] in stop_ids:
-            break
+    ended = False
+    while len(history) - len(prompt) < max_tokens and not ended:
+        token = script(history)
+        if constraint is not None:
+            token = _allowed((token, *stop_ids), constraint.mask())
+            ended = constraint.accept(token) is not None
+        history.append(token)
+        ended = ended or token in stop_ids
     return history[len(prompt) :]
 
 
@@ -64,6 +73,8 @@ def cell(before: Cell | None, token: int) -> Cell:
 class _Slot:
     sampling: Sampling
     length: int = 0
+    seen: list[int] = field(default_factory=list)
+    """Where it penalises: what is counted."""
     last: int = 0
     finished: bool = False
 
@@ -74,6 +85,8 @@ class FakeExecutor(Executor):
     built_for: Limits = LIMITS
     gate: threading.Semaphore | None = None
     """Where set, each collect takes one permit: the test decides when a step ends."""
+    waits: bool = False
+    """For such a permit."""
     clock: Callable[[], float] = lambda: 0.0
     fails_at: int | None = None
     """The step whose collect raises."""
@@ -116,7 +129,9 @@ class FakeExecutor(Executor):
 
     def collect(self) -> StepResult:
         if self.gate is not None:
+            self.waits = True
             self.gate.acquire()
+            self.waits = False
         started = self.clock()
         plan = self.submitted.popleft()
         if plan.step == self.fails_at:
@@ -151,7 +166,9 @@ class FakeExecutor(Executor):
     def _run(self, row: Row, step: int) -> RowResult:
         if row.opens is not None:
             assert row.tokens, "the first row of a sequence brings its tokens"
-            self._slots[row.slot] = _Slot(row.opens)
+            last = self._slots.get(row.slot)
+            again = last is not None and last.sampling is row.opens and row.forced
+            self._slots[row.slot] = _Slot(row.opens, last.length if last is not None and again else 0)
         slot = self._slots[row.slot]
         if slot.finished and not row.tokens:
             self.masks.pop((row.slot, step), None)
@@ -166,6 +183,7 @@ class FakeExecutor(Executor):
         slot.length = row.start + row.count
         if row.opens is not None and row.opens.penalises:
             assert list(row.history[: slot.length]) == self._read(row, slot.length), "penalties need all tokens"
+            slot.seen = list(row.history)
         if not row.sample:
             return RowResult(row.slot)
         if slot.length == self.diverges_at:
@@ -174,6 +192,9 @@ class FakeExecutor(Executor):
         slot.last = self.script(self._read(row, slot.length))
         if slot.sampling.constrained:
             slot.last = _allowed((slot.last, *slot.sampling.stop_ids), self.masks.pop((row.slot, step)))
+        if slot.sampling.penalises:
+            assert slot.seen == self._read(row, slot.length), "penalties count all tokens"
+            slot.seen.append(slot.last)
         slot.finished = slot.last in slot.sampling.stop_ids
         told = logprobs(slot.last, slot.sampling.logprobs, self.limits.vocab)
         return RowResult(row.slot, (slot.last,), Finish.STOP if slot.finished else None, told)

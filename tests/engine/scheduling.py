@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.admission import Mode
 from engine.chunks import QUANTUM_S
+from engine.constraint import Constraint
 from engine.executor.base import Executor, Limits
 from engine.gauges import Gauges
 from engine.scheduler import Events, Scheduler
@@ -102,12 +103,19 @@ class Bench:
         salt: bytes = b"",
         priority: int = 0,
         within_s: float | None = None,
+        constraint: Constraint | None = None,
     ) -> GenerationRequest:
         """prompt: its tokens, or how many: then they are of its own."""
         if isinstance(prompt, int):
             prompt = [(ord(name[0]) * 31 + i) % 1000 for i in range(prompt)]
-        sampling = Sampling(seed=len(self._by_seed), stop_ids=stop_ids, presence=0.5, first=len(prompt))
-        request = GenerationRequest(name, tuple(prompt), sampling, max_tokens, salt, priority, within_s)
+        sampling = Sampling(
+            seed=len(self._by_seed),
+            stop_ids=stop_ids,
+            presence=0.5,
+            first=len(prompt),
+            constrained=constraint is not None,
+        )
+        request = GenerationRequest(name, tuple(prompt), sampling, max_tokens, salt, priority, within_s, constraint)
         for other, _ in self.scheduler.add(request, self.now):
             assert not self.deltas[other], "who is told to go has not begun"
             del self.requests[other]
@@ -124,7 +132,9 @@ class Bench:
 
     def collect(self) -> None:
         self.allow()
-        self.take(self.scheduler.complete(self.executor.collect(), self.tick()))
+        events = self.scheduler.complete(self.executor.collect(), self.tick())
+        self.allow()
+        self.take(events)
 
     def allow(self) -> None:
         for mask in self.scheduler.masks.due():
@@ -142,8 +152,7 @@ class Bench:
         """As the engine's loop does, until nothing is left."""
         while not self.scheduler.idle and not until():
             while not (self.scheduler.unhurried and self.scheduler.in_flight) and self.submit():
-                pass
-            self.allow()
+                self.allow()
             self.collect()
 
     def tokens(self, name: str) -> list[int]:

@@ -107,6 +107,40 @@ async def test_what_cannot_be_followed_is_refused_with_the_reason(
     assert not fake.plans
 
 
+RUNAWAY = {"type": "array", "items": {"const": 1}, "minItems": 1_000_000}
+BOUND = {"properties": {"a": RUNAWAY}, "required": ["a"]}
+NESTED = "((a{100}){100}){100}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (of(RUNAWAY), "response_format.json_schema.schema"),
+        ({"guided_regex": NESTED}, "guided_regex"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": BOUND}}],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
+    ],
+)
+async def test_a_form_that_turns_out_to_be_too_much_work_is_the_clients_to_change(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, fields: dict[str, Any], param: str
+) -> None:
+    async with serving(executor(tokenizer, "Hi."), tokenizer, chat_template) as served:
+        error = (await chat_call(served.app, **fields, max_tokens=300).done()).json()["error"]
+        assert (error["type"], error["param"], error["code"]) == (
+            "invalid_request_error",
+            param,
+            "unsupported_schema",
+        )
+        told = await chat_call(served.app, **fields, max_tokens=300, stream=True).done()
+        assert b"unsupported_schema" in told.body
+        assert (await chat_call(served.app).done()).status == 200
+
+
 async def test_calls_or_a_value_of_the_schema(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'

@@ -31,6 +31,9 @@ class Follows:
     def mask(self) -> bytes | None:
         return (1 << follower(self.tokens)).to_bytes(-(-VOCAB // 32) * 4, "little")
 
+    def forced(self, most: int) -> tuple[int, ...]:
+        return ()
+
     def accept(self, token: int) -> Finish | None:
         assert token == follower(self.tokens), "not what was allowed"
         self.tokens.append(token)
@@ -105,13 +108,15 @@ async def test_preempted_ones_go_on_with_the_tokens_they_have() -> None:
 @pytest.mark.parametrize("steps", [1, 2])
 async def test_the_engine_stops_while_one_runs(steps: int) -> None:
     gate = threading.Semaphore(steps)
-    loop = EngineLoop(FakeExecutor(gate=gate))
+    executor = FakeExecutor(gate=gate)
+    loop = EngineLoop(executor)
     loop.start()
     generation = loop.generate(constrained("a", Follows(), max_tokens=200))
     async with asyncio.timeout(20):
         told = 0
         while told < steps:
             told += len((await generation.next()).tokens)
+    await until(lambda: executor.waits)  # in the step behind those
     stopping = asyncio.create_task(asyncio.to_thread(loop.stop))
     await until(lambda: not loop._mailbox.empty())
     gate.release(100)

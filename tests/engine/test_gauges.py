@@ -108,3 +108,16 @@ def test_tokens_are_what_steps_ran_and_sampled() -> None:
     plan, result = step(20, 1, seconds=0.01)
     gauges.stepped(plan, replace(result, rows=(RowResult(0), RowResult(1, (5,)))))
     assert (gauges.prefilled, gauges.generated, gauges.tokens) == (20, 1, 21)
+
+
+def test_forced_tokens_are_an_answers_and_teach_nothing_of_prompts() -> None:
+    gauges = Gauges()
+    plan, result = step(20, 1, seconds=0.01)
+    gauges.stepped(plan, result)
+    rate, pace, cost = gauges.prefill_tokens_per_s, gauges.pace, gauges.prefill_cost.of(10, 0)
+    jump = replace(plan, rows=tuple(replace(row, forced=True) for row in plan.rows if row.tokens))
+    gauges.stepped(jump, result)
+    gauges.jumped(7)
+    assert (gauges.prefill_tokens_per_s, gauges.prefill_cost.of(10, 0)) == (rate, cost)
+    assert gauges.pace == pace
+    assert (gauges.prefilled, gauges.generated, gauges.forced) == (20, 7, 7)

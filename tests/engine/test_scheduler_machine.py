@@ -12,6 +12,7 @@ from engine.admission import Mode
 from engine.executor.base import Limits
 from engine.step import Finish
 from tests.engine.fake_executor import FakeExecutor, expected
+from tests.engine.forms import Form
 from tests.engine.scheduling import Bench, DictTier
 
 QUEUE = 6
@@ -23,6 +24,7 @@ class Requests(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.aborted: set[str] = set()
+        self.forms: dict[str, Form | None] = {}
 
     @initialize(
         mode=st.sampled_from(Mode),
@@ -57,9 +59,19 @@ class Requests(RuleBasedStateMachine):
         max_tokens=st.integers(1, 60),
         salt=st.sampled_from([b"", b"", b"tenant"]),
         priority=st.integers(-1, 1),
+        form=st.sampled_from([None, None, Form(2), Form(12), Form(5, ends=9)]),
     )
-    def arrive(self, family: int, shared: int, own: list[int], max_tokens: int, salt: bytes, priority: int) -> None:
-        self._add([*SHARED[family][:shared], *own], max_tokens, salt, priority)
+    def arrive(
+        self,
+        family: int,
+        shared: int,
+        own: list[int],
+        max_tokens: int,
+        salt: bytes,
+        priority: int,
+        form: Form | None,
+    ) -> None:
+        self._add([*SHARED[family][:shared], *own], max_tokens, salt, priority, form)
 
     @rule(number=st.integers(0, 1000), own=st.integers(1, 20), max_tokens=st.integers(1, 40))
     def next_turn(self, number: int, own: int, max_tokens: int) -> None:
@@ -102,13 +114,16 @@ class Requests(RuleBasedStateMachine):
         bench = self.bench
         bench.run()
         for name, request in bench.requests.items():
-            whole = expected(request.prompt, request.max_tokens, self.stop_ids)
+            form = self.forms[name]
+            begun = form and form.anew()
+            whole = expected(request.prompt, request.max_tokens, self.stop_ids, constraint=begun)
             if name in self.aborted:
                 assert bench.finishes(name) == [Finish.ABORT]
                 assert bench.tokens(name) == whole[: len(bench.tokens(name))]
             else:
                 assert bench.tokens(name) == whole
-                assert bench.finishes(name) == [Finish.STOP if whole[-1] in self.stop_ids else Finish.LENGTH]
+                stopped = whole[-1] in self.stop_ids or (form is not None and len(whole) == form.ends)
+                assert bench.finishes(name) == [Finish.STOP if stopped else Finish.LENGTH]
                 assert bench.cached(name) < len(request.prompt)
         load = bench.scheduler.load()
         assert (load.running, load.waiting, load.waiting_prefill_tokens) == (0, 0, 0)
@@ -119,11 +134,13 @@ class Requests(RuleBasedStateMachine):
             assert bench.gauges.preemptions == 0
         bench.scheduler.check()
 
-    def _add(self, prompt: list[int], max_tokens: int, salt: bytes, priority: int) -> None:
+    def _add(self, prompt: list[int], max_tokens: int, salt: bytes, priority: int, form: Form | None = None) -> None:
         load = self.bench.scheduler.load()
         name = f"{len(self.bench.requests) + len(self.bench.refused)}"
         try:
-            self.bench.add(name, prompt, max_tokens, self.stop_ids, salt, priority)
+            self.forms[name] = form
+            constraint = form and form.anew()
+            self.bench.add(name, prompt, max_tokens, self.stop_ids, salt, priority, constraint=constraint)
         except ApiError as refusal:
             if refusal.code == "wait_predicted":
                 assert load.waiting + load.running > 0

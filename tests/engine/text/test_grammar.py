@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeproxy.protocol.openai.formats import Format
+from engine.constraint import only
 from engine.step import Finish
 from engine.text.grammar import CACHED, MAX_CHARS, Grammars, Rules, of_format
 from engine.text.tokenizer import Tokenizer
@@ -185,3 +186,43 @@ def test_rules_of_one_grammar_know_nothing_of_each_other(grammars: Grammars, tok
     first.accept(tokenizer.encode("ab")[0])
     assert first.mask() != second.mask()
     assert second.mask() == make().mask()
+
+
+FIXED = st.text(st.sampled_from("ab Z09'\"_-:.,{}\n\\é"), min_size=1, max_size=24)
+
+
+@given(text=FIXED)
+def test_a_forced_text_has_the_tokens_that_the_tokenizer_makes_of_it(
+    grammars: Grammars, tokenizer: Tokenizer, text: str
+) -> None:
+    rules = rules_of(grammars, {"const": [text, text]})
+    whole = tokenizer.encode(json.dumps([text, text], ensure_ascii=False))
+    forced = rules.forced(1000)
+    assert list(forced) == whole[: len(forced)]
+    assert rules.forced(1) == forced[:1]
+    for token in forced:
+        assert rules.mask() == only(token, tokenizer.vocab_size)
+        rules.accept(token)
+
+
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@given(found=SCHEMAS, name=FIXED, seed=st.integers(0, 1 << 30))
+def test_who_goes_on_from_any_token_forces_the_same(
+    grammars: Grammars, tokenizer: Tokenizer, found: tuple[Any, Check], name: str, seed: int
+) -> None:
+    schema = {"type": "object", "properties": {name: found[0]}, "required": [name], "additionalProperties": False}
+    try:
+        make = grammars.of_format(Format("json", orjson.dumps(schema).decode(), "x"))
+    except ValueError:
+        return
+    rules, random, tokens = make(), Random(seed), list[int]()
+    for _ in range(30):
+        fresh = make()
+        assert [fresh.accept(token) for token in tokens] == [None] * len(tokens)
+        mask = rules.mask()
+        assert mask is not None
+        assert (fresh.mask(), fresh.forced(50)) == (mask, rules.forced(50))
+        allowed = [8 * at + bit for at, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1]
+        tokens.append(random.choice(allowed))
+        if rules.accept(tokens[-1]) is not None or tokens[-1] in tokenizer.eos_ids:
+            return

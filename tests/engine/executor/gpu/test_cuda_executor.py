@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.constraint import only
 from engine.executor.base import Limits
 from engine.executor.cuda import CudaExecutor
 from engine.executor.reference import ReferenceExecutor
@@ -106,6 +107,25 @@ def test_samples_wait_for_their_masks_and_forwards_do_not(drive: Driver, executo
     assert first.rows[0].tokens[0] in (77, 78)
     executor.allow(0, 101, (1 << 33).to_bytes(16, "little"))
     assert executor.collect().rows[0].tokens == (33,)
+
+
+def test_forced_tokens_open_a_slot_again_whose_last_step_is_out(executor: CudaExecutor) -> None:
+    prompt, forced = tuple(PROMPT[:5]), (77, 33)
+    penalised = replace(SAMPLED, constrained=True, first=5, repetition=1.5, frequency=0.7)
+    executor.submit(StepPlan(200, (Row(0, 0, prompt, (0,), True, penalised, prompt),)))
+    executor.allow(0, 200, only(forced[0], 128))
+    executor.submit(StepPlan(201, (Row(0, 5, forced, (0,), True, penalised, prompt + forced, forced=True),)))
+    assert executor.collect().rows[0].tokens == forced[:1]
+    executor.allow(0, 201, None)
+    together = executor.collect().rows[0].tokens
+
+    executor.submit(StepPlan(202, (Row(1, 0, prompt, (1,), True, penalised, prompt),)))
+    for step, token in zip((202, 203), forced, strict=True):
+        executor.allow(1, step, only(token, 128))
+        assert executor.collect().rows[0].tokens == (token,)
+        executor.submit(StepPlan(step + 1, (Row(1, step - 197, (), (1,), True),)))
+    executor.allow(1, 204, None)
+    assert executor.collect().rows[0].tokens == together
 
 
 def test_closing_waits_for_no_mask(path: Path) -> None:
