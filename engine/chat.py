@@ -30,6 +30,9 @@ from engine.text.tools.marks import MISTRAL_MARK
 INLINE_CHARS = 2000
 """More characters to encode, and longer prompts to render, go to a thread, so that the event loop goes on."""
 INLINE_RENDER_CHARS = 32_000
+REPEATS = 8
+"""So often a call may come word for word where the model need not call: dice are rolled one by one, but a model that
+goes round in circles would have its client run the same call until `max_tokens`."""
 _READS_NAMES = re.compile(r"""message(?:\.name|\[['"]name['"]\]|\.get\(['"]name)""")
 
 
@@ -87,12 +90,10 @@ class Chat:
         return prompt
 
     def _parser(self, tools: Tools) -> Parser:
-        parser = self._style.parser(frozenset(tool.name for tool in tools.callable))
-        if tools.mode != "required":
-            return parser
-        from engine.text.tools.once import Once  # a node's start does without
+        from engine.text.tools.repeats import Repeats  # a node's start does without
 
-        return Once(parser)
+        parser = self._style.parser(frozenset(tool.name for tool in tools.callable))
+        return Repeats(parser, 1 if tools.mode == "required" else REPEATS)
 
     def _unshown(self, request: ChatRequest) -> tuple[str, ...]:
         """Names of speakers, where the template shows none: frameworks of agents send them, and refused, none would

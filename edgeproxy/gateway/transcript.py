@@ -105,7 +105,7 @@ class Transcript:
                 self._notes += event.raw
                 self._since.clear()
                 continue
-            if event.data.startswith(_ERROR) and self.resumable and _is_error(event):
+            if event.data.startswith(_ERROR) and self.resumable and _is_failure(event):
                 raise NodeGaveUp(b"".join(passed))
             passed.append(event.raw)
             if not event.comment:
@@ -197,9 +197,10 @@ def _size_of(choice: dict[str, Any]) -> int:
     return size
 
 
-def _is_error(event: Event) -> bool:
+def _is_failure(event: Event) -> bool:
+    """Whether it tells an error of the node's: one of the request's own would come of it anywhere."""
     try:
-        value = orjson.loads(event.data)
-    except orjson.JSONDecodeError:
+        error = orjson.loads(event.data)["error"]
+    except (orjson.JSONDecodeError, LookupError, TypeError):
         return False
-    return isinstance(value, dict) and bool(value.get("error"))
+    return bool(error) and not (isinstance(error, dict) and error.get("type") == "invalid_request_error")

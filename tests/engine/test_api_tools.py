@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.chat import REPEATS
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from tests.engine.fake_executor import FakeExecutor
@@ -139,6 +140,15 @@ async def test_a_model_that_repeats_its_call_has_ended(
     assert calls(message) == [("get_weather", ARGUMENTS), ("clock", {})]
     message = await answer(tokenizer, chat_template, text, stream=stream)
     assert len(calls(message)) == 5, "what the model says unasked is its own"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_that_goes_round_in_circles_is_stopped_though_it_need_not_call(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, stream: bool
+) -> None:
+    text = "\n".join(['<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'] * (REPEATS + 2))
+    message = await answer(tokenizer, chat_template, text, tools=[CLOCK], stream=stream)
+    assert (calls(message), message["finish"]) == ([("clock", {})] * REPEATS, "tool_calls")
 
 
 async def test_tokens_of_a_repetition_count_alike_however_they_come(

@@ -38,7 +38,7 @@ class Follows:
         assert token == follower(self.tokens), "not what was allowed"
         self.tokens.append(token)
         if len(self.tokens) == self.fails:
-            return Finish.ERROR
+            return Finish.RULES
         return Finish.STOP if len(self.tokens) == self.ends else None
 
 
@@ -78,7 +78,7 @@ async def test_it_ends_where_nothing_may_follow_and_its_last_token_counts() -> N
 async def test_rules_that_fail_end_their_sequence_alone() -> None:
     async with running(FakeExecutor()) as loop:
         bad, good = loop.generate(constrained("bad", Follows(fails=2))), loop.generate(request("good", 4, 9))
-        assert (await all_of(bad)).finish is Finish.ERROR
+        assert (await all_of(bad)).finish is Finish.RULES
         assert (await all_of(good)).tokens == tuple(expected(range(4), 9))
         assert loop.failure is None
 

@@ -103,6 +103,13 @@ def test_a_nodes_own_failure_is_not_shown_and_what_came_before_it_is() -> None:
     assert taken(ROLE + error).resume() is None  # of a stream that nobody can go on with it is the client's to know
 
 
+def test_an_error_of_the_request_itself_is_told_and_not_gone_on_with() -> None:
+    error = encode(b'{"error":{"message":"too much","type":"invalid_request_error","code":"unsupported_schema"}}')
+    found = Transcript("n")
+    assert found.take(SseParser().feed(stream(WORDS) + error)).endswith(error)
+    assert found.resume() is None
+
+
 def test_a_node_that_tells_nothing_is_passed_on_as_it_comes() -> None:
     events = [Event(b"", b":e chars=0 ids=1\n", comment=True), *SseParser().feed(stream(WORDS))]
     assert Transcript(None).take(events) == b":e chars=0 ids=1\n" + stream(WORDS)

@@ -15,18 +15,22 @@ from engine.text.tools.events import Arguments, CallStart, Event, Parser, joined
 from engine.text.tools.hermes import HermesParser
 from engine.text.tools.llama import LlamaJsonParser
 from engine.text.tools.mistral import MistralParser
-from engine.text.tools.once import Once
 from engine.text.tools.pythonic import PythonicParser
+from engine.text.tools.repeats import Repeats
 
 NAMES = frozenset({"f", "get_weather"})
 Make = Callable[[frozenset[str]], Parser]
 
 
 def once(names: frozenset[str]) -> Parser:
-    return Once(HermesParser(names))
+    return Repeats(HermesParser(names), 1)
 
 
-PARSERS: list[Make] = [HermesParser, LlamaJsonParser, MistralParser, PythonicParser, once]
+def twice(names: frozenset[str]) -> Parser:
+    return Repeats(HermesParser(names), 2)
+
+
+PARSERS: list[Make] = [HermesParser, LlamaJsonParser, MistralParser, PythonicParser, once, twice]
 ARGUMENTS = st.recursive(
     st.none()
     | st.booleans()
@@ -202,6 +206,16 @@ def test_a_call_that_was_there_word_for_word_ends_the_answer(between: list[dict[
         assert calls(events) == [(call["name"], call["arguments"]) for call in (WEATHER, *between)]
         assert parser.ended and parser.calls == 1 + len(between)
         assert texts(events) == ""
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_a_call_comes_no_more_often_than_it_may(most: int) -> None:
+    text = wrapped(*[WEATHER, F] * most, F, WEATHER) + "and more"
+    for pieces in ([text], list(text)):
+        parser = Repeats(HermesParser(NAMES), most)
+        events = joined([event for piece in pieces for event in parser.push(piece)] + parser.finish())
+        assert calls(events) == [(call["name"], call["arguments"]) for call in [WEATHER, F] * most]
+        assert parser.ended and parser.calls == 2 * most
 
 
 def test_a_call_that_only_begins_like_another_is_told() -> None:
