@@ -1,21 +1,20 @@
-"""One HTTP/2 request and its answer: `receive` and `send` of one application call."""
+"""One HTTP/2 request and its answer."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
+from collections.abc import Awaitable, Iterable
 from typing import Protocol
 
 from h2.errors import ErrorCodes
 
 from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.wire.asgi_exchange import AsgiExchange
 from edgeproxy.wire.ingress import Ingress, Scope
-from edgeproxy.wire.message_head import Headers, RequestHead, response_fields
-from edgeproxy.wire.service import ClientGone, Message, Service
+from edgeproxy.wire.message_head import Headers, RequestHead, response_fields, still_owed
+from edgeproxy.wire.service import Service
 from edgeproxy.wire.wire_error import body_too_large, wire_error
-
-_log = logging.getLogger(__name__)
 
 
 class Carrier(Protocol):
@@ -44,37 +43,41 @@ class Carrier(Protocol):
         """Asked to forget the stream once it is `over`."""
 
 
-class Stream:
-    """`gone`: the application's answer is not wanted any more. `ended`: nothing more passes, in either direction."""
+class Stream(AsgiExchange):
+    """`ended`: nothing more passes, in either direction."""
+
+    __slots__ = (
+        "_answered_at",
+        "_bodyless",
+        "_carrier",
+        "_dropped",
+        "_fields",
+        "_heard",
+        "_left",
+        "_limits",
+        "_total",
+        "_unread",
+        "_writer",
+        "_wrote",
+        "ended",
+        "id",
+    )
 
     def __init__(
         self, service: Service, carrier: Carrier, stream_id: int, head: RequestHead, ingress: Ingress, scope: Scope
     ) -> None:
+        super().__init__(service, ingress, scope, head.expects_continue)
         self.id = stream_id
-        self.scope = scope
-        self.complete = False
-        """The request has arrived to its end."""
-        self.answered = False
-        """The whole response is written."""
-        self.gone = False
         self.ended = False
-        self._service = service
         self._limits = service.limits
         self._carrier = carrier
-        self._ingress = ingress
-        self._task: asyncio.Task[None] | None = None
         # the request's body
-        self._body: list[bytes] = []
         self._total = 0
         self._unread = 0
         """Flow-controlled bytes not yet given back."""
-        self._delivered = False
-        self._expects_continue = head.expects_continue
-        self._reader: asyncio.Future[None] | None = None
         self._heard = time.monotonic()
         # the response
-        self._fields: Headers | None = None
-        self._started = False
+        self._fields: Headers = []
         self._left: int | None = None
         self._bodyless = head.method == "HEAD"
         self._writer: asyncio.Future[None] | None = None
@@ -84,14 +87,9 @@ class Stream:
 
     @property
     def over(self) -> bool:
-        return self.ended and (self._task is None or self._task.done())
+        return self.ended and self._task is None
 
     # ---- the connection's side
-
-    def start(self) -> None:
-        self._task = self._ingress.task = self._service.loop.create_task(self._run())
-        self._service.tasks.add(self._task)
-        self._task.add_done_callback(self._finished)
 
     def arrived(self, data: bytes, flow_controlled: int) -> None:
         if self.gone or self.answered:
@@ -103,7 +101,6 @@ class Stream:
         if self._total > self._limits.body_bytes:
             self.refuse(body_too_large(self._limits.body_bytes))
             return
-        self._expects_continue = False
         self._body.append(data)
         self._wake_reader()
 
@@ -117,12 +114,11 @@ class Stream:
 
     def lose(self) -> None:
         """The client, or the connection, has ended the stream."""
-        self._give_up()
+        super().lose()
         self._end()
 
     def refuse(self, error: ApiError) -> None:
-        """Answer in the application's place; where it has begun to answer, cut."""
-        self._give_up()
+        super().lose()
         if self._started:
             self._reset(ErrorCodes.INTERNAL_ERROR)
             return
@@ -148,18 +144,10 @@ class Stream:
         elif self._reader is not None and not self.complete and now - self._heard >= limits.stalled_read_s:
             self.refuse(ApiError(408, "The request did not arrive in time; send it again.", "request_timeout"))
 
-    def _give_up(self) -> None:
-        if self.gone or self.answered:
-            return
-        self.gone = True
-        self._body.clear()
+    def _lost(self) -> None:
         self._drop(self._unread)
         self._unread = 0
-        self._wake_reader()
         self.writable()
-        self._ingress.leave()
-        if self._task is not None and not self._task.done():
-            self._service.loop.call_later(self._limits.cancel_grace_s, self._task.cancel)
 
     def _drop(self, size: int) -> None:
         if size and not self.ended:
@@ -169,7 +157,7 @@ class Stream:
                 self._reset(ErrorCodes.NO_ERROR)
 
     def _reset(self, code: ErrorCodes) -> None:
-        self._give_up()
+        super().lose()
         if not self.ended:
             self._carrier.reset(self.id, code)
             self._end()
@@ -178,81 +166,40 @@ class Stream:
         self.ended = True
         self._carrier.settled(self)
 
-    def _wake_reader(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
     # ---- the application's side
 
-    async def _run(self) -> None:
-        if self.gone:  # reset in the same read that brought it
-            return
-        failure: Exception | None = None
-        try:
-            await self._service.app(self.scope, self.receive, self.send)
-        except Exception as error:
-            failure = error
-        if failure is not None and not (self.gone and isinstance(failure, OSError)):
-            _log.error("the application failed on %r", self.scope["path"], exc_info=failure)
-        elif failure is None and not self.answered and not self.gone:
-            _log.error("the application returned without a whole response on %r", self.scope["path"])
-        if not self.answered and not self.gone:
-            self.refuse(ApiError(500, "The server failed on this request; it is safe to try again.", "internal_error"))
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._service.tasks.discard(task)
+    def _returned(self) -> None:
         self._carrier.settled(self)
 
-    async def receive(self) -> Message:
-        """The next of `http.request` (all that has arrived) and `http.disconnect`. One caller at a time."""
-        if self._expects_continue and not (self._started or self.complete or self.gone):
-            self._carrier.write_head(self.id, [(b":status", b"100")], end=False)
-        self._expects_continue = False
-        while not (self._body or self.gone or self.answered or (self.complete and not self._delivered)):
-            self._reader = self._service.loop.create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-        if self.gone or self.answered:
-            return {"type": "http.disconnect"}
-        body = b"".join(self._body)
-        self._body.clear()
+    def _write_continue(self) -> None:
+        self._carrier.write_head(self.id, [(b":status", b"100")], end=False)
+
+    def _taken(self, size: int) -> None:
         if self._unread:
             self._carrier.taken(self.id, self._unread)
             self._unread = 0
         self._heard = time.monotonic()
-        self._delivered = self.complete
-        return {"type": "http.request", "body": body, "more_body": not self.complete}
 
-    async def send(self, message: Message) -> None:
-        """Raises ClientGone (an OSError) once nobody reads; waits while the client does not take what it is sent.
+    def _announce(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        fields, self._left = response_fields(status, headers, self._service.date())
+        if (alt_svc := self._service.alt_svc()) is not None:
+            fields.append((b"alt-svc", alt_svc))
+        self._fields = fields
+        self._bodyless = self._bodyless or status in (204, 304)
 
-        The start is held until the first body message, and written together with it.
-        """
-        if self.gone:
-            raise ClientGone("the client has left; stop producing this response")
-        kind = message["type"]
-        if kind == "http.response.body" and self._fields is not None and not self.answered:
-            await self._send_body(message.get("body", b""), end=not message.get("more_body", False))
-        elif kind == "http.response.start" and self._fields is None:
-            status = message["status"]
-            fields, self._left = response_fields(status, message.get("headers", ()), self._service.date())
-            if (alt_svc := self._service.alt_svc()) is not None:
-                fields.append((b"alt-svc", alt_svc))
-            self._fields = fields
-            self._bodyless = self._bodyless or status in (204, 304)
-        else:
-            raise RuntimeError(f"ASGI message {kind!r} is out of order in this response")
-
-    async def _send_body(self, data: bytes, end: bool) -> None:
+    def _pass(self, data: bytes, end: bool) -> Awaitable[None] | None:
         if self._bodyless:
             data = b""
-        elif self._left is not None:
-            self._left -= len(data)
-            if self._left < 0 or (self._left and end):
-                raise ValueError(f"response body is {abs(self._left)} bytes off its content-length header")
+        else:
+            self._left = still_owed(self._left, len(data), end)
         self._wrote = time.monotonic()
+        if len(data) > self._carrier.room(self.id):
+            return self._write_as_room_comes(data, end)
+        if data or end or not self._started:
+            self._write(data, end)
+        return None
+
+    async def _write_as_room_comes(self, data: bytes, end: bool) -> None:
         while data:
             room = self._carrier.room(self.id)
             if room <= 0:
@@ -264,8 +211,6 @@ class Stream:
             if data:
                 await asyncio.sleep(0)  # a frame each: nobody takes all of a window that others wait for
                 self._check_gone()
-        if not self.answered and (end or not self._started):
-            self._write(b"", end)
 
     async def _wait(self) -> None:
         if not self._started:
@@ -278,12 +223,7 @@ class Stream:
             self._writer = None
         self._check_gone()
 
-    def _check_gone(self) -> None:
-        if self.gone:
-            raise ClientGone("the client left while the response waited for it to read")
-
     def _write(self, data: bytes, end: bool) -> None:
-        assert self._fields is not None
         head_alone = not self._started and end and not data
         if not self._started:
             self._started = True

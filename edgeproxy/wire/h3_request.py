@@ -1,21 +1,20 @@
-"""One HTTP/3 request and its answer: `receive` and `send` of one application call."""
+"""One HTTP/3 request and its answer."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections.abc import Awaitable, Iterable
 from typing import Protocol
 
 from aioquic.h3.connection import ErrorCode
 
 from edgeproxy.client.aioquic_internals import H3, Quic
 from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.wire.asgi_exchange import AsgiExchange
 from edgeproxy.wire.ingress import Ingress, Scope
-from edgeproxy.wire.message_head import Headers, RequestHead, response_fields
-from edgeproxy.wire.service import ClientGone, Message, Service
+from edgeproxy.wire.message_head import Headers, RequestHead, response_fields, still_owed
+from edgeproxy.wire.service import Service
 from edgeproxy.wire.wire_error import body_too_large, wire_error
-
-_log = logging.getLogger(__name__)
 
 
 class Carrier(Protocol):
@@ -35,75 +34,40 @@ class Carrier(Protocol):
         """The application has returned."""
 
 
-class Request:
-    """`gone` is the one flag that ends everything: the client left, or the wire itself has answered or given up."""
-
+class Request(AsgiExchange):
     __slots__ = (
         "_blocked_since",
         "_blocked_unsent",
-        "_body",
         "_bodyless",
         "_carrier",
-        "_delivered",
-        "_expects_continue",
         "_fields",
-        "_grace",
         "_heard",
-        "_ingress",
         "_left",
         "_length",
-        "_news",
-        "_reading",
-        "_service",
-        "_started",
-        "_task",
         "_total",
         "_writer",
-        "answered",
-        "complete",
-        "gone",
-        "scope",
         "stream_id",
     )
 
     def __init__(
         self, service: Service, carrier: Carrier, stream_id: int, head: RequestHead, ingress: Ingress, scope: Scope
     ) -> None:
+        super().__init__(service, ingress, scope, head.expects_continue)
         self.stream_id = stream_id
-        self.scope = scope
-        self.complete = False
-        """The request has arrived to its end."""
-        self.answered = False
-        """The whole response is written."""
-        self.gone = False
-        self._service = service
         self._carrier = carrier
-        self._ingress = ingress
-        self._task: asyncio.Task[None] | None = None
-        self._grace: asyncio.TimerHandle | None = None
         # the request's body
-        self._body: list[bytes] = []
         self._length = head.content_length
         self._total = 0
-        self._delivered = False
-        self._expects_continue = head.expects_continue
-        self._news = asyncio.Event()
-        self._reading = False
         self._heard = service.loop.time()
         # the response
-        self._fields: Headers | None = None
+        self._fields: Headers = []
         self._left: int | None = None
         self._bodyless = head.method == "HEAD"
-        self._started = False
         self._writer: asyncio.Future[None] | None = None
         self._blocked_since = 0.0
         self._blocked_unsent = 0
 
     # ---- the connection's side
-
-    def start(self) -> None:
-        self._task = self._ingress.task = self._service.loop.create_task(self._run())
-        self._service.tasks.add(self._task)
 
     def arrived(self, data: bytes, end: bool) -> None:
         """Body octets, and whether they are the last; the checks of RFC 9114 section 4.1.2 on their number."""
@@ -120,7 +84,7 @@ class Request:
                 self._body.append(data)
                 self._carrier.quic.hold(self.stream_id, len(data))
             self.complete = end
-            self._news.set()
+            self._wake_reader()
 
     def reset(self, code: ErrorCode) -> None:
         """End both directions so that neither side can take what it has for a whole message."""
@@ -129,7 +93,6 @@ class Request:
         self._carrier.wake()
 
     def refuse(self, error: ApiError) -> None:
-        """Answer in the application's place; where it has begun to answer, cut."""
         if self._started:
             self.reset(ErrorCode.H3_INTERNAL_ERROR)
             return
@@ -138,16 +101,9 @@ class Request:
         self.lose()
         self._carrier.wake()
 
-    def lose(self) -> None:
-        """Nobody reads the answer any more: `receive` says so, `send` raises, and in the end the task is cancelled."""
-        if self.gone or self.answered:
-            return
-        self.gone = True
-        self._drop_body()
+    def _lost(self) -> None:
+        self._carrier.quic.forget(self.stream_id)
         self._unblock()
-        self._ingress.leave()
-        if self._task is not None:
-            self._grace = self._service.loop.call_later(self._service.limits.cancel_grace_s, self._task.cancel)
 
     def flushed(self) -> None:
         if self._carrier.quic.unsent(self.stream_id) <= self._low_water:
@@ -157,7 +113,7 @@ class Request:
         limits = self._service.limits
         if self.gone or self.answered:
             return
-        if self._reading and not self.complete and now - self._heard > limits.stalled_read_s:
+        if self._reader is not None and not self.complete and now - self._heard > limits.stalled_read_s:
             message = f"No byte of the request body arrived for {limits.stalled_read_s:g} s; send it again."
             self.refuse(ApiError(408, message, "request_timeout"))
         elif self._writer is not None:
@@ -176,87 +132,39 @@ class Request:
     def _low_water(self) -> int:
         return self._high_water // 4
 
-    def _drop_body(self) -> None:
-        self._body.clear()
-        self._carrier.quic.forget(self.stream_id)
-        self._news.set()
-
     def _unblock(self) -> None:
         if self._writer is not None and not self._writer.done():
             self._writer.set_result(None)
 
     # ---- the application's side
 
-    async def _run(self) -> None:
-        failure: BaseException | None = None
-        try:
-            if not self.gone:
-                await self._service.app(self.scope, self.receive, self.send)
-        except Exception as error:
-            failure = error
-        finally:
-            assert self._task is not None
-            self._service.tasks.discard(self._task)
-            self._returned(failure)
-
-    def _returned(self, failure: BaseException | None) -> None:
-        if failure is not None and not (self.gone and isinstance(failure, OSError)):
-            _log.error("the application failed on %s", self.scope["path"], exc_info=failure)
-        elif failure is None and not self.answered and not self.gone:
-            _log.error("the application returned without a whole response on %s", self.scope["path"])
-        if not self.answered and not self.gone:
-            self.refuse(ApiError(500, "The server failed on this request; it is safe to try again.", "internal_error"))
-        if self._grace is not None:
-            self._grace.cancel()
+    def _returned(self) -> None:
         self._carrier.finished(self)
 
-    async def receive(self) -> Message:
-        """The next of `http.request` (all that has arrived) and `http.disconnect`."""
-        if self._expects_continue and not (self._started or self._body or self.complete or self.gone):
-            self._carrier.h3.write_head(self.stream_id, [(b":status", b"100")])
+    def _write_continue(self) -> None:
+        self._carrier.h3.write_head(self.stream_id, [(b":status", b"100")])
+        self._carrier.wake()
+
+    def _taken(self, size: int) -> None:
+        if size and self._carrier.quic.release(self.stream_id, size):
             self._carrier.wake()
-        self._expects_continue = False
-        while not (self._body or self.gone or self.answered or (self.complete and not self._delivered)):
-            self._news.clear()
-            self._reading = True
-            try:
-                await self._news.wait()
-            finally:
-                self._reading = False
-        if self.gone or self.answered:
-            return {"type": "http.disconnect"}
-        body = b"".join(self._body)
-        self._body.clear()
-        if body and self._carrier.quic.release(self.stream_id, len(body)):
-            self._carrier.wake()
-        self._delivered = self.complete
-        return {"type": "http.request", "body": body, "more_body": not self.complete}
 
-    async def send(self, message: Message) -> None:
-        """Raises ClientGone (an OSError) once nobody reads; waits while the client does not take what it is sent.
+    def _announce(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self._fields, self._left = response_fields(status, headers, self._service.date())
+        self._bodyless = self._bodyless or status in (204, 304)
 
-        The start is held until the first body message, and written together with it.
-        """
-        if self.gone:
-            raise ClientGone("the client has left; stop producing this response")
-        kind = message["type"]
-        if kind == "http.response.body" and self._fields is not None and not self.answered:
-            await self._send_body(message.get("body", b""), end=not message.get("more_body", False))
-        elif kind == "http.response.start" and self._fields is None:
-            status = message["status"]
-            self._fields, self._left = response_fields(status, message.get("headers", ()), self._service.date())
-            self._bodyless = self._bodyless or status in (204, 304)
-        else:
-            raise RuntimeError(f"ASGI message {kind!r} is out of order in this response")
-
-    async def _send_body(self, data: bytes, end: bool) -> None:
+    def _pass(self, data: bytes, end: bool) -> Awaitable[None] | None:
         if self._bodyless:
             data = b""
-        elif self._left is not None:
-            self._left -= len(data)
-            if self._left < 0 or (self._left and end):
-                raise ValueError(f"response body is {abs(self._left)} bytes off its content-length header")
+        else:
+            self._left = still_owed(self._left, len(data), end)
         limit = self._high_water
+        if len(data) > limit:
+            return self._write_as_room_comes(data, end, limit)
+        self._write(data, end)
+        return self._drain() if self._carrier.quic.unsent(self.stream_id) > limit else None
+
+    async def _write_as_room_comes(self, data: bytes, end: bool, limit: int) -> None:
         while len(data) > limit:
             self._write(data[:limit], end=False)
             data = data[limit:]
@@ -268,7 +176,6 @@ class Request:
     def _write(self, data: bytes, end: bool) -> None:
         h3 = self._carrier.h3
         if not self._started:
-            assert self._fields is not None
             self._started = True
             h3.write_head(self.stream_id, self._fields, data, end)
         elif data or end:
@@ -277,7 +184,9 @@ class Request:
             self.answered = True
             if not self.complete:
                 h3.ignore(self.stream_id, ErrorCode.H3_NO_ERROR)
-            self._drop_body()
+            self._body.clear()
+            self._carrier.quic.forget(self.stream_id)
+            self._wake_reader()
         self._carrier.wake()
 
     async def _drain(self) -> None:
@@ -291,8 +200,7 @@ class Request:
         finally:
             self._writer = None
             self._carrier.blocked.pop(self, None)
-        if self.gone:
-            raise ClientGone("the client left while the response waited for it to read")
+        self._check_gone()
 
 
 def write_error(

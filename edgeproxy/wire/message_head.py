@@ -145,3 +145,13 @@ def response_fields(status: int, headers: Iterable[tuple[bytes, bytes]], date: b
     if not dated:
         fields.append((b"date", date))
     return fields, length
+
+
+def still_owed(promised: int | None, size: int, end: bool) -> int | None:
+    """What is left of a response's content-length after so many bytes more. Raises ValueError where it is not kept."""
+    if promised is None:
+        return None
+    left = promised - size
+    if left < 0 or (left and end):
+        raise ValueError(f"response body is {abs(left)} bytes off its content-length header")
+    return left

@@ -125,8 +125,10 @@ async def test_the_application_does_not_frame_the_response(serve_plain: Serve) -
 
 async def test_a_broken_chunk_ends_the_request_for_both_sides(serve: Serve) -> None:
     outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    begun = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
         try:
             await read_body(receive)
         except ConnectionError:
@@ -136,8 +138,24 @@ async def test_a_broken_chunk_ends_the_request_for_both_sides(serve: Serve) -> N
     edge = await serve(app)
     client = await edge.connect()
     await client.send(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
+    await begun.wait()
     await client.send(b"zz\r\n")
     assert (await client.answer()).status == 400
     assert await outcome == "disconnect"
     edge.later(Limits().linger_s)
     assert await client.closed()
+
+
+async def test_a_request_that_breaks_in_the_read_that_brought_it_never_begins(serve: Serve) -> None:
+    begun = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+
+    edge = await serve(app)
+    client = await edge.connect()
+    await client.send(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n")
+    assert (await client.answer()).status == 400
+    edge.later(Limits().linger_s)
+    assert await client.closed()
+    assert not begun.is_set()
