@@ -173,4 +173,5 @@ def _view(node: Node, now: float) -> NodeView:
         report=node.report,
         instruments=node.instruments,
         price_per_hour=node.config.price_per_hour,
+        silences=node.silences,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from pathlib import Path
 from ssl import SSLContext
 
 from edgeproxy.config import Address, Listen
@@ -27,7 +28,9 @@ class StartError(RuntimeError):
 
 
 class Listeners:
-    def __init__(self, limits: Limits, inherited: Inherited) -> None:
+    def __init__(self, limits: Limits, inherited: Inherited, qlog: Path | None = None) -> None:
+        """`qlog`: a folder, while whose existence HTTP/3's connections are written there."""
+        self._qlog = qlog
         self._limits = limits
         self._inherited = inherited
         self._public: list[TcpListener | QuicListener] = []
@@ -40,7 +43,7 @@ class Listeners:
         if listen.https is not None and certificates is not None:
             tcp = await self._tcp(public, listen.https, self._public, certificates.context)
             certificate, key = certificates.files
-            self._quic = QuicListener(public, self._limits, certificate=certificate, key=key, state={})
+            self._quic = QuicListener(public, self._limits, certificate=certificate, key=key, state={}, qlog=self._qlog)
             await self._bind(self._quic, listen.https, socket.SOCK_DGRAM)
             self._public.append(self._quic)
             certificates.serve(tcp, self._quic)

@@ -46,6 +46,8 @@ from edgeproxy.wire.tls import DevCertificate, make_dev_certificate
 _GC_THRESHOLDS = (20_000, 20, 50)
 """A request leaves no cycles behind, so that the collector has next to nothing to find; by default it would look for it
 every few requests, among the objects of those that are under way."""
+QLOG = "qlog"
+"""Folder of the state: while it exists, what happens on HTTP/3 connections is written there."""
 OTHERS_S = 3.0
 """How long the first node's readiness waits for the others' before it is announced."""
 
@@ -102,7 +104,7 @@ class Server:
             async with (
                 self._background(launcher.run()),
                 self._background(prober.run()),
-                self._background(Vigil(fleet).run()),
+                self._background(Vigil(fleet, told=self._node_silent).run()),
                 self._background(Follower(fleet).run()),
                 self._background(reload.watch()),
                 self._background(Instruments(fleet).run()),
@@ -153,7 +155,8 @@ class Server:
         self, public: AsgiApp, admin: AsgiApp, certificates: Certificates | None, status: ReloadStatus
     ) -> AsyncIterator[None]:
         inherited = Inherited.from_environment(os.environ, os.getpid())
-        listeners = Listeners(Limits(body_bytes=self._config.limits.body_bytes), inherited)
+        limits = Limits(body_bytes=self._config.limits.body_bytes)
+        listeners = Listeners(limits, inherited, qlog=self._state / QLOG)
         try:
             await listeners.start(self._config.listen, public, admin, certificates)
             yield
@@ -206,6 +209,10 @@ class Server:
                 while not self._stop.is_set() and not all(node.ready for node in fleet.nodes):
                     await _first(changed, self._stop)
                     changed.clear()
+
+    def _node_silent(self, node: Node) -> None:
+        event = {"event": "node_silent", "time": time(), "node": node.name, "region": node.region}
+        self._log.record({**event, "in_flight": node.in_flight, "trouble": node.trouble})
 
     def _node_changed(self, node: Node, changed: asyncio.Event) -> None:
         if node.ready:

@@ -70,7 +70,12 @@ async def read_chat(fields: Fields, receive: Receive, limit: int) -> ChatRequest
     if kind != b"application/json" and media_type(kind) != b"application/json":
         raise ApiError(415, "the body must be JSON; send `Content-Type: application/json`", "unsupported_media_type")
     if fields.get(b"content-encoding", b"identity") != b"identity":
-        raise ApiError(415, "the body is compressed; send it without Content-Encoding", "unsupported_media_type")
+        raise ApiError(
+            415,
+            "the body is compressed; send it without Content-Encoding",
+            "unsupported_media_type",
+            headers=((b"accept-encoding", b"identity"),),  # RFC 9110 section 15.5.16
+        )
     length = fields.get(b"content-length")
     if length is not None and length.isdigit() and (len(length) > 15 or int(length) > limit):
         raise _too_large(limit)

@@ -22,7 +22,7 @@ from edgeproxy.protocol.openai.sse import DONE, MEDIA_TYPE, Event, SseError, Sse
 from edgeproxy.protocol.trace_context import RESPONSE as TRACERESPONSE
 from edgeproxy.protocol.trace_context import decode as decode_trace
 from edgeproxy.routing.budget import node_terms
-from edgeproxy.upstream.h1 import Response, UpstreamError
+from edgeproxy.upstream.h1 import Response, SilentNode, UpstreamError
 from edgeproxy.upstream.node import Node
 
 MAX_WHOLE_BYTES = 16 * 2**20
@@ -82,6 +82,8 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
         except BaseException:
             response.close()
             raise
+    except SilentNode as error:
+        raise Failed("silent", _gateway_error("the node fell silent while the request waited", status=504)) from error
     except UpstreamError as error:
         raise Failed(error.phase, _gateway_error("the node could not be reached or broke off")) from error
     except SseError as error:

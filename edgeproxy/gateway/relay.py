@@ -88,7 +88,7 @@ class Relay:
         for node in nodes:
             if call.attempts >= most:
                 break
-            if race is not None and node is race.copied:
+            if (race is not None and node is race.copied) or (told is not None and node.silent):
                 continue
             call.attempts += 1
             call.node, call.region, call.rtt_s = node.name, node.region, node.rtt.srtt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from edgeproxy.protocol.node.instruments import Instruments
 from edgeproxy.protocol.node.report import NodeReport
@@ -42,6 +42,8 @@ class NodeView:
     report: NodeReport | None = None
     instruments: Instruments | None = None
     price_per_hour: float | None = None
+    silences: int = 0
+    """How often it gave no sign of life while requests waited."""
 
     @property
     def queue_s(self) -> float | None:
@@ -70,12 +72,18 @@ def fleet_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
         "edgeproxy_node_prefill_tokens_per_second", "At which a node computes prompts of late", labels=labels
     )
     kv_used = GaugeMetricFamily("edgeproxy_node_kv_used_ratio", "Share of a node's KV blocks in use", labels=labels)
+    silences = CounterMetricFamily(
+        "edgeproxy_node_silences",
+        "Times that requests were taken from a node that gave no sign of life",
+        labels=labels,
+    )
     rtt = GaugeMetricFamily("edgeproxy_region_rtt_seconds", "Round trip to a region's nearest node", labels=["region"])
     nearest: dict[str, float] = {}
     for node in nodes:
         place = [node.name, node.region]
         in_flight.add_metric(place, node.in_flight)
         ready.add_metric(place, float(node.ready))
+        silences.add_metric(place, node.silences)
         _add(queue, place, node.queue_s)
         _add(kv_used, place, node.kv_used)
         if node.report is not None:
@@ -85,7 +93,7 @@ def fleet_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
             nearest[node.region] = min(node.rtt_s, nearest.get(node.region, node.rtt_s))
     for region, seconds in nearest.items():
         rtt.add_metric([region], seconds)
-    yield from (in_flight, ready, queue, waiting, rate, kv_used, rtt)
+    yield from (in_flight, ready, silences, queue, waiting, rate, kv_used, rtt)
     for name, field, text in _INSTRUMENTS:
         family = GaugeMetricFamily(name, text, labels=labels)
         for node in nodes:

@@ -128,9 +128,9 @@ class Connection(asyncio.Protocol):
         if self._paused and response is self._response:
             self._resume()
 
-    def fail(self, cause: str) -> None:
-        """Ends the exchange with an error and the connection with it."""
-        self._end_exchange(UpstreamError(self._phase(), self._name, cause))
+    def fail(self, cause: str, kind: type[UpstreamError] = UpstreamError) -> None:
+        """Ends the exchange with an error of that kind and the connection with it."""
+        self._end_exchange(kind(self._phase(), self._name, cause))
         self.abort()
 
     def expire(self) -> None:

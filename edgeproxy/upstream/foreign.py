@@ -52,7 +52,7 @@ class Foreign:
 
     async def _get(self, path: bytes, limit: int) -> tuple[int, bytes]:
         """Status and body. Raises UpstreamError, also where the body is longer than `limit`."""
-        response = await self._node.pool.request(b"GET", path, self._node.headers)
+        response = await self._node.pool.request(b"GET", path, self._node.headers, at_once=True)
         with contextlib.closing(response):
             pieces, size = list[bytes](), 0
             while data := await response.read():

@@ -18,9 +18,9 @@ from time import monotonic
 
 from edgeproxy.upstream.connection import HOP_BY_HOP, Connection
 from edgeproxy.upstream.origin import Origin
-from edgeproxy.upstream.response import Response, ResponseLimits, StaleConnection, UpstreamError
+from edgeproxy.upstream.response import Response, ResponseLimits, SilentNode, StaleConnection, UpstreamError
 
-__all__ = ["Pool", "PoolLimits", "Response", "UpstreamError"]
+__all__ = ["Pool", "PoolLimits", "Response", "SilentNode", "UpstreamError"]
 
 _NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 """The pool writes its own framing and host; `expect` would only add a round trip."""
@@ -84,22 +84,31 @@ class Pool:
         return len(self._waiting)
 
     async def request(
-        self, method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]] = (), body: bytes = b""
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+        body: bytes = b"",
+        *,
+        at_once: bool = False,
     ) -> Response:
         """Sends a request and returns once the response's head is there; 1xx responses are skipped.
 
         `headers`: names in lower case; hop-by-hop fields, `host`, `content-length` and `expect` are left out. A pooled
         connection that dies without a byte of the response is replaced once. Raises UpstreamError, and ValueError on a
         head that cannot be written. Cancelling the caller aborts the connection at once.
+
+        `at_once`: rather one connection too many than to stand in line. For questions whether the node lives, of which
+        there are few at a time.
         """
         message = self._head(method, target, headers, body) + body
         head_only = method == b"HEAD"
-        connection = self._warmest() or await self._open_or_wait()
+        connection = self._warmest() or await (self._connect() if at_once else self._open_or_wait())
         try:
             return await connection.exchange(message, head_only=head_only)
         except StaleConnection:
             # Its neighbours have probably been closed with it: only a new one is worth a second try.
-            connection = await self._open_or_wait()
+            connection = await (self._connect() if at_once else self._open_or_wait())
             return await connection.exchange(message, head_only=head_only)
 
     async def warm(self, count: int) -> None:
@@ -117,27 +126,36 @@ class Pool:
         waiting = [since for connection in self._connections if (since := connection.waiting_since) is not None]
         return now - max(self.heard_at, min(waiting)) if waiting else 0.0
 
-    def fail_waiting(self, cause: str) -> None:
-        """Ends the exchanges of which nothing has gone on yet with an UpstreamError, so that they can be tried
-        elsewhere."""
+    def give_back(self, cause: str) -> int:
+        """Ends what can still be tried elsewhere with a SilentNode: the exchanges of which nothing has gone on yet, and
+        the line for connections. Returns how many these were."""
+        given = 0
+        while (waiter := self._next_in_line()) is not None:
+            waiter.set_exception(SilentNode("connect", self.name, cause))
+            given += 1
         for connection in list(self._connections):
             if connection.waiting_since is not None:
-                connection.fail(cause)
+                connection.fail(cause, SilentNode)
+                given += 1
+        return given
 
     def close(self) -> None:
         """Aborts everything at once; requests under way and in line raise UpstreamError."""
         self._closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
-        while self._waiting:
-            self._waiting.popleft().set_exception(self._error("the pool was closed"))
+        while (waiter := self._next_in_line()) is not None:
+            waiter.set_exception(self._error("the pool was closed"))
         for connection in list(self._connections):
             connection.fail("the pool was closed")
 
     # What connections report.
 
     def released(self, connection: Connection) -> None:
-        self._rest(connection, len(self._idle))
+        if len(self._connections) > self._limits.connections:
+            connection.abort()  # as many as were opened at once
+        else:
+            self._rest(connection, len(self._idle))
 
     def lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -241,15 +259,23 @@ class Pool:
                 self._promise()
 
     def _promise(self) -> None:
-        if self._waiting and not self._full():
+        if not self._full() and (waiter := self._next_in_line()) is not None:
             self._promised += 1
-            self._waiting.popleft().set_result(None)
+            waiter.set_result(None)
+
+    def _next_in_line(self) -> asyncio.Future[Connection | None] | None:
+        """The first who has not been cancelled in this very turn of the event loop."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                return waiter
+        return None
 
     def _rest(self, connection: Connection, place: int) -> None:
         """To whoever waits, else among the idle, of which the last is taken first."""
         connection.pooled = True
-        if self._waiting:
-            self._waiting.popleft().set_result(connection)
+        if (waiter := self._next_in_line()) is not None:
+            waiter.set_result(connection)
             return
         connection.deadline = monotonic() + min(self._limits.idle_s, connection.idle_limit)
         self._idle.insert(place, connection)

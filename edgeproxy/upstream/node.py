@@ -65,6 +65,10 @@ class Node:
         self.ready_since = -inf
         self.trouble = "not probed yet"
         """Why it is not ready, for people; empty while it is."""
+        self.silent = False
+        """It is not ready because it gives no sign of life: a request there would only wait."""
+        self.silences = 0
+        """How often what waited there was given back for that."""
         self.in_flight = 0
         self.alarm = asyncio.Event()
         """Set to have it probed now."""
@@ -123,13 +127,20 @@ class Node:
             self.ready_since = now
             if self.report is None:  # it cannot say whether it has been started anew, so it has
                 self.epoch += 1
-        self.ready, self.trouble = True, ""
+        self.ready, self.silent, self.trouble = True, False, ""
 
-    def down(self, trouble: str) -> None:
+    def down(self, trouble: str, *, silent: bool = False) -> None:
         """No more requests until a probe succeeds. If it was thought well, one is made at once."""
         if self.ready:
             self.alarm.set()
-        self.ready, self.trouble = False, trouble
+        self.ready, self.silent, self.trouble = False, silent, trouble
+
+    def give_back(self, trouble: str) -> int:
+        """It has fallen silent: what waits there is tried elsewhere. Returns how many that are, probes among them."""
+        self.down(trouble, silent=True)
+        given = self.pool.give_back(trouble)
+        self.silences += given > 0
+        return given
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,13 +118,11 @@ class Prober:
                 trouble = await self._measure(node)
                 await node.pool.warm(self._limits.warm)
         except TimeoutError:
-            if node.pool.waiting:
-                return node.ready  # the probe stood in line behind requests: the node is busy, and that is all we know
             trouble = f"no answer to a probe within {self._limits.timeout_s:g} s"
             if failures or not node.ready:  # one lost probe alone is not the death of a node that was well
-                node.down(trouble)
+                node.down(trouble, silent=True)
             if failures + 1 >= self._limits.lost:  # frozen, or cut off without a word: its connections will not tell
-                node.pool.fail_waiting(trouble)
+                node.give_back(trouble)
             return False
         except UpstreamError as error:
             node.down(error.message)
@@ -176,7 +174,7 @@ class Prober:
         return response.first_byte_at - response.sent_at - handling
 
     async def _ask(self, node: Node) -> Response:
-        response = await node.pool.request(b"GET", TARGETS[node.config.kind], node.headers)
+        response = await node.pool.request(b"GET", TARGETS[node.config.kind], node.headers, at_once=True)
         with contextlib.closing(response):
             size = 0
             while data := await response.read():

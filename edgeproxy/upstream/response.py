@@ -26,6 +26,10 @@ class StaleConnection(UpstreamError):
     """A connection from the pool died without one byte of a response: most likely it was closed while idle."""
 
 
+class SilentNode(UpstreamError):
+    """The node gives no sign of life, on this connection or any other."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseLimits:
     """What a node can make the proxy hold."""

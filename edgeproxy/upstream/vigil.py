@@ -3,7 +3,9 @@
 A process that is stopped, or a network that swallows everything, ends no connection: a request that waits for its first
 byte cannot tell it from a long prefill. But a node that computes still answers small requests. So where something waits
 and the node says nothing on any connection, it is asked for a sign of life; twice none, and what waits there is given
-back to be tried elsewhere. The node itself is the prober's from then on.
+back to be tried elsewhere. Where there is nobody else to try, it is asked for some seconds more: a node that only
+stopped for a moment is worth that, and nobody waits for longer than it is worth. The node itself is the prober's from
+then on.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from edgeproxy.upstream.probe import TARGETS
 @dataclass(frozen=True, slots=True)
 class VigilLimits:
     """What waits at a node that falls silent is given back after at most tick + patience + questions * answer seconds:
-    1.5 as it is, more where the round trip is above 100 ms."""
+    1.5 as it is, more where the round trip is above 100 ms. Where no other node is well, after last_questions: 5.5."""
 
     tick_s: float = 0.1
     patience_s: float = 0.4
@@ -30,6 +32,8 @@ class VigilLimits:
     metered_patience_s: float = 2.0
     """Of providers (`kind: openai`), who may count such questions against a limit."""
     questions: int = 2
+    last_questions: int = 10
+    """Where no other node is well."""
     answer_s: float = 0.5
     trips: float = 5.0
     """An answer has at least so many round trips: a new connection with TLS and the question itself."""
@@ -43,10 +47,13 @@ class Vigil:
         fleet: Fleet,
         *,
         limits: VigilLimits | None = None,
+        told: Callable[[Node], None] = lambda node: None,
         clock: Callable[[], float] = monotonic,
         wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """`told` of each node that what waited there was taken from."""
         self._fleet = fleet
+        self._told = told
         self._limits = limits or VigilLimits()
         self._clock = clock
         self._wait = wait
@@ -61,28 +68,32 @@ class Vigil:
                 await self._wait(self._limits.tick_s)
 
     def suspects(self, now: float) -> list[Node]:
-        """Nodes that are taken for well, have requests and say nothing; but those that are being asked."""
+        """Nodes that have requests and say nothing, but those that are being asked, and those that are down for
+        another reason: a request that is sent there as a last resort will hear of it."""
         return [
             node
             for node in self._fleet.nodes
-            if node.in_flight and node.ready and node not in self._asked and self._silent(node, now)
+            if node.in_flight and (node.ready or node.silent) and node not in self._asked and self._quiet(node, now)
         ]
 
-    def _silent(self, node: Node, now: float) -> bool:
+    def _quiet(self, node: Node, now: float) -> bool:
         limits = self._limits
         patience = limits.metered_patience_s if node.config.kind == "openai" else limits.patience_s
         return now - node.pool.heard_at > patience and node.pool.silent_s(now) > patience
 
     async def _ask(self, node: Node) -> None:
+        asked, limits = 0, self._limits
         try:
-            for _ in range(self._limits.questions):
+            while asked < limits.last_questions:
                 if await self._lives(node):
                     return
-            node.alarm.set()
-            if self._elsewhere(node):  # with nowhere to go, waiting is the better part: the prober decides
-                trouble = f"silent while requests waited, and no answer to {self._limits.questions} questions"
-                node.down(trouble)
-                node.pool.fail_waiting(trouble)
+                asked += 1
+                if asked == limits.questions:
+                    node.alarm.set()
+                if asked >= limits.questions and (node.silent or self._elsewhere(node)):
+                    break
+            if node.give_back(f"silent while requests waited, and no answer to {asked} questions"):
+                self._told(node)
         finally:
             self._asked.discard(node)
 
@@ -91,12 +102,12 @@ class Vigil:
         asked_at = self._clock()
         try:
             async with asyncio.timeout(max(self._limits.answer_s, self._limits.trips * (node.rtt.srtt or 0.0))):
-                response = await node.pool.request(b"GET", TARGETS[node.config.kind], node.headers)
+                target = TARGETS[node.config.kind]
+                response = await node.pool.request(b"GET", target, node.headers, at_once=True)
                 with closing(response):
                     await response.read()
         except TimeoutError:
-            # In line behind requests, it has not been asked at all.
-            return node.pool.waiting > 0 or node.pool.heard_at >= asked_at
+            return node.pool.heard_at >= asked_at
         except UpstreamError:
             node.alarm.set()  # refused or reset: what waits on other connections will hear of it, or the prober will
         return True

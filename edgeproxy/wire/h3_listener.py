@@ -16,6 +16,7 @@ from edgeproxy.client.aioquic_internals import Quic
 from edgeproxy.config import Address
 from edgeproxy.wire.h3 import Session
 from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.qlog import Qlog
 from edgeproxy.wire.quic import Endpoint, udp_socket
 from edgeproxy.wire.quic_connection import Home
 from edgeproxy.wire.service import App, Service
@@ -30,12 +31,25 @@ SWEEP_S = 1.0
 class QuicListener:
     """Serves `app` over HTTP/3 on one UDP address."""
 
-    def __init__(self, app: App, limits: Limits, *, certificate: Path, key: Path, state: dict[str, Any]) -> None:
-        """Raises TlsError for a certificate or key that cannot be used."""
+    def __init__(
+        self,
+        app: App,
+        limits: Limits,
+        *,
+        certificate: Path,
+        key: Path,
+        state: dict[str, Any],
+        qlog: Path | None = None,
+    ) -> None:
+        """`qlog`: a folder, while whose existence what happens on connections is written there.
+
+        Raises TlsError for a certificate or key that cannot be used.
+        """
         self._app = app
         self._limits = limits
         self._state = state
-        self._configuration = _configuration(limits, certificate, key)
+        self._qlog = None if qlog is None else Qlog(qlog)
+        self._configuration = _configuration(limits, certificate, key, self._qlog)
         self._service: Service | None = None
         self._endpoint: Endpoint | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -72,7 +86,7 @@ class QuicListener:
 
     def use(self, certificate: Path, key: Path) -> None:
         """For the handshakes from now on; connections that exist go on. Raises TlsError and changes nothing then."""
-        self._configuration = _configuration(self._limits, certificate, key)
+        self._configuration = _configuration(self._limits, certificate, key, self._qlog)
         if self._endpoint is not None:
             self._endpoint.configuration = self._configuration
 
@@ -111,13 +125,14 @@ class QuicListener:
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
 
-def _configuration(limits: Limits, certificate: Path, key: Path) -> QuicConfiguration:
+def _configuration(limits: Limits, certificate: Path, key: Path, qlog: Qlog | None) -> QuicConfiguration:
     configuration = QuicConfiguration(
         is_client=False,
         alpn_protocols=H3_ALPN,
         idle_timeout=limits.keep_alive_s,
         max_stream_data=limits.unread_body_bytes,
         max_data=16 * limits.unread_body_bytes,
+        quic_logger=qlog,
     )
     try:
         configuration.load_cert_chain(certificate, key)

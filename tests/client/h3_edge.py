@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from edgeproxy.config import Address
@@ -45,10 +46,14 @@ class Edge:
 
 @asynccontextmanager
 async def serving(
-    app: App, certificate: DevCertificate, limits: Limits | None = None, state: dict[str, Any] | None = None
+    app: App,
+    certificate: DevCertificate,
+    limits: Limits | None = None,
+    state: dict[str, Any] | None = None,
+    qlog: Path | None = None,
 ) -> AsyncIterator[Edge]:
     listener = QuicListener(
-        app, limits or Limits(), certificate=certificate.certificate, key=certificate.key, state=state or {}
+        app, limits or Limits(), certificate=certificate.certificate, key=certificate.key, state=state or {}, qlog=qlog
     )
     await listener.start(Address("127.0.0.1", 0))
     edge = Edge(listener, certificate)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from time import monotonic
 
 import pytest
 
-from edgeproxy.upstream.h1 import UpstreamError
+from edgeproxy.upstream.h1 import SilentNode, UpstreamError
 from tests.upstream.raw import FAST, OK, Peer, always, body, get, pool_to, raw_server, until
 
 
@@ -81,4 +82,41 @@ async def test_who_leaves_the_line_passes_the_connection_on() -> None:
         assert leaving.cancelled()
         assert server.accepted <= 2
         assert (pool.idle, pool.busy, pool.waiting) == (1, 0, 0)
+        pool.close()
+
+
+async def test_who_is_cancelled_in_the_same_turn_is_passed_over() -> None:
+    """Its future is done before its task has had a turn to leave the line."""
+    async with raw_server(lambda peer: peer.gone()) as server:
+        pool = pool_to(server.port, replace(FAST, connections=1))
+        tasks = [asyncio.create_task(get(pool)) for _ in range(3)]
+        await until(lambda: pool.silent_s(monotonic() + 1) > 0 and pool.waiting == 2)
+        tasks[1].cancel()
+        assert pool.give_back("it is silent") == 2
+        for task, error in zip(tasks, (SilentNode, asyncio.CancelledError, SilentNode), strict=True):
+            with pytest.raises(error):
+                await task
+        pool.close()
+
+
+async def test_what_is_asked_at_once_stands_in_no_line_and_leaves_none_too_many() -> None:
+    gate = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        while True:
+            await peer.request()
+            if peer.number == 0:
+                await gate.wait()
+            await peer.send(OK)
+
+    async with raw_server(script) as server:
+        pool = pool_to(server.port, replace(FAST, connections=1))
+        first = asyncio.create_task(get(pool))
+        await until(lambda: pool.busy == 1)
+        in_line = asyncio.create_task(get(pool))
+        await until(lambda: pool.waiting == 1)
+        assert await body(await pool.request(b"GET", b"/", at_once=True)) == b"ok"
+        assert (pool.busy, pool.idle, pool.waiting) == (1, 0, 1)
+        gate.set()
+        assert [(await task).status for task in (first, in_line)] == [200, 200]
         pool.close()

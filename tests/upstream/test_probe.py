@@ -201,15 +201,19 @@ async def test_what_waits_for_a_node_that_answers_no_probe_is_told_and_what_has_
         node.pool.close()
 
 
-async def test_a_probe_that_stands_in_line_says_nothing_of_the_node() -> None:
+async def test_a_probe_stands_in_no_line_and_leaves_no_connection_too_many() -> None:
     arrived = asyncio.Event()
 
-    async def silent(peer: Peer) -> None:
-        await peer.request()
-        arrived.set()
-        await peer.gone()
+    async def computes(peer: Peer) -> None:
+        while True:
+            head, _ = await peer.request()
+            if head.startswith(b"GET"):
+                await peer.send(answer())
+            else:
+                arrived.set()
+                await peer.gone()
 
-    async with raw_server(silent) as server:
+    async with raw_server(computes) as server:
         config = NodeConfig("a", "native", f"http://127.0.0.1:{server.port}", ("m",))
         node = Node(config, "near", Pool(Origin("http", "127.0.0.1", server.port), limits=PoolLimits(connections=1)))
         node.up(0.0)
@@ -217,9 +221,9 @@ async def test_a_probe_that_stands_in_line_says_nothing_of_the_node() -> None:
         in_line = asyncio.create_task(node.pool.request(b"POST", b"/", (), b"x"))
         await arrived.wait()
         assert node.pool.waiting == 1
-        prober = Prober(Fleet([node]), rng=Random(1), limits=replace(LIMITS, timeout_s=0.02, lost=1))
-        assert await prober.probe(node, failures=5)
+        assert await Prober(Fleet([node]), rng=Random(1), limits=LIMITS).probe(node, failures=5)
         assert node.ready
+        assert (node.pool.busy, node.pool.idle, node.pool.waiting) == (1, 0, 1)
         assert not busy.done()
         node.pool.close()
         await asyncio.gather(busy, in_line, return_exceptions=True)

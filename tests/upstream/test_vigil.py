@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
 
 import pytest
 
-from edgeproxy.upstream.h1 import Response, UpstreamError
+from edgeproxy.config import NodeConfig
+from edgeproxy.upstream.h1 import Pool, PoolLimits, Response, SilentNode, UpstreamError
 from edgeproxy.upstream.node import Fleet, Node
+from edgeproxy.upstream.origin import Origin
 from edgeproxy.upstream.vigil import Vigil, VigilLimits
 from tests.upstream.raw import OK, Peer, RawServer, always, raw_server, until
 from tests.upstream.test_probe import node_at
@@ -64,8 +66,10 @@ async def waiting(node: Node) -> AsyncIterator[asyncio.Task[Response]]:
 
 
 @asynccontextmanager
-async def watched(fleet: Fleet, limits: VigilLimits) -> AsyncIterator[None]:
-    task = asyncio.create_task(Vigil(fleet, limits=limits).run())
+async def watched(
+    fleet: Fleet, limits: VigilLimits, told: Callable[[Node], None] = lambda node: None
+) -> AsyncIterator[None]:
+    task = asyncio.create_task(Vigil(fleet, limits=limits, told=told).run())
     try:
         yield
     finally:
@@ -95,14 +99,66 @@ async def test_a_node_that_computes_for_long_is_left_alone() -> None:
             assert node.ready
 
 
-async def test_with_nowhere_to_go_a_request_waits_and_the_prober_decides() -> None:
-    async with raw_server(frozen) as server, raw_server(always(OK)) as other:
+async def test_with_nowhere_to_go_a_request_waits_longer_but_not_for_ever() -> None:
+    questions = 0
+
+    async def silent(peer: Peer) -> None:
+        nonlocal questions
+        questions += (await peer.request())[0].startswith(b"GET")
+        await peer.gone()
+
+    async with raw_server(silent) as server, raw_server(always(OK)) as other:
         node, down = ready(server), node_at(other.port, name="b")
         async with waiting(node) as request, watched(Fleet([node, down]), QUICK):
-            async with asyncio.timeout(20):
-                await node.alarm.wait()
-            assert node.ready
-            assert not request.done()
+            with pytest.raises(SilentNode):
+                await request
+            assert questions == QUICK.last_questions
+            assert node.alarm.is_set()
+
+
+async def test_all_nodes_frozen_at_once_are_each_asked_longer() -> None:
+    async with raw_server(frozen) as server, raw_server(frozen) as other:
+        nodes = [ready(server), ready(other, "b")]
+        async with waiting(nodes[0]) as first, waiting(nodes[1]) as second, watched(Fleet(nodes), QUICK):
+            for request in (first, second):
+                with pytest.raises(SilentNode):
+                    await request
+            assert not any(node.ready for node in nodes)
+
+
+async def test_a_node_known_to_be_silent_gives_a_last_resort_back_as_soon_as_others() -> None:
+    questions = 0
+
+    async def silent(peer: Peer) -> None:
+        nonlocal questions
+        questions += (await peer.request())[0].startswith(b"GET")
+        await peer.gone()
+
+    async with raw_server(silent) as server:
+        node = ready(server)
+        node.down("silent before", silent=True)
+        async with waiting(node) as request, watched(Fleet([node]), QUICK):
+            with pytest.raises(SilentNode):
+                await request
+            assert questions == QUICK.questions
+
+
+async def test_who_stands_in_line_at_a_frozen_node_is_given_back_too_and_the_question_stands_in_none() -> None:
+    told: list[Node] = []
+    async with raw_server(frozen) as server, raw_server(always(OK)) as other:
+        pool = Pool(Origin("http", "127.0.0.1", server.port), limits=PoolLimits(connections=1))
+        node = Node(NodeConfig("a", "native", f"http://127.0.0.1:{server.port}", ("m",)), "near", pool)
+        node.up(0.0)
+        fleet = Fleet([node, ready(other, "b")])
+        async with waiting(node) as request:
+            in_line = asyncio.create_task(ask(node))
+            await until(lambda: pool.waiting == 1)
+            async with watched(fleet, QUICK, told.append):
+                for task in (request, in_line):
+                    with pytest.raises(SilentNode):
+                        await task
+        assert told == [node]
+        assert node.silences == 1
 
 
 async def test_a_stream_of_which_something_has_gone_on_is_not_cut() -> None:
@@ -156,10 +212,13 @@ async def test_who_is_asked_for_a_sign_of_life_and_when() -> None:
             assert vigil.suspects(now + 2.2) == [], "probes alone are the prober's affair"
             node.down("known")
             assert vigil.suspects(now + 100) == []
+            node.down("known", silent=True)
+            assert vigil.suspects(now + 100) == [node], "a last resort waits there"
         node.pool.close()
         provider.pool.close()
 
 
-def test_the_bound_is_a_second_and_a_half() -> None:
+def test_the_bound_is_a_second_and_a_half_and_five_and_a_half_with_nowhere_to_go() -> None:
     limits = VigilLimits()
     assert limits.tick_s + limits.patience_s + limits.questions * limits.answer_s == pytest.approx(1.5)
+    assert limits.tick_s + limits.patience_s + limits.last_questions * limits.answer_s == pytest.approx(5.5)
