@@ -60,12 +60,14 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
 
-async def serve(certificate: DevCertificate) -> None:
+async def serve(certificate: DevCertificate, control: socket.socket) -> None:
+    """Says on `control` that the listeners are there."""
     files = certificate.certificate, certificate.key
     tcp = TcpListener(app, Limits(), ssl=server_context(*files, tuple(PROTOCOLS)), alt_svc=lambda: None, state={})
     quic = QuicListener(app, Limits(), certificate=files[0], key=files[1], state={})
     await tcp.start(Address(SERVER, PORT))
     await quic.start(Address(SERVER, PORT))
+    control.sendall(b"l")
     await asyncio.Event().wait()
 
 
@@ -181,14 +183,12 @@ def main() -> None:
         certificate = make_dev_certificate(Path(folder))
         at_server, server_end = socket.socketpair()
         at_client, client_end = socket.socketpair()
-        server = apart(SERVER, server_end, lambda: asyncio.run(serve(certificate)))
+        server = apart(SERVER, server_end, lambda: asyncio.run(serve(certificate, server_end)))
+        server_end.close()
         (device,) = socket.recv_fds(at_server, 1, 1)[1]
-
-        def work() -> None:
-            time.sleep(1)  # the listeners are there by then
-            ask(client_end, certificate.ca, losses, args.trials)
-
-        client = apart(CLIENT, client_end, work)
+        if at_server.recv(1) != b"l":
+            sys.exit("the listeners did not come up")
+        client = apart(CLIENT, client_end, lambda: ask(client_end, certificate.ca, losses, args.trials))
         client_end.close()
         (other,) = socket.recv_fds(at_client, 1, 1)[1]
         try:
