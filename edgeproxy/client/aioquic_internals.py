@@ -188,8 +188,8 @@ class Quic(QuicConnection):
 
     @property
     def rtt(self) -> float | None:
-        """Smoothed round trip in seconds (RFC 9002 section 5.3); None before the first sample."""
-        return self._loss._rtt_smoothed if self._loss._rtt_initialized else None
+        """Seconds, the least so far: the smoothed one begins with the handshake's. None before the first sample."""
+        return self._loss._rtt_min if self._loss._rtt_initialized else None
 
 
 @dataclass

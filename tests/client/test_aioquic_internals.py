@@ -201,6 +201,19 @@ def test_writable_and_delivered_follow_the_stream(pair: Pair) -> None:
     assert not pair.server.writable(0)
 
 
+def test_the_round_trip_is_the_smallest_so_far(pair: Pair) -> None:
+    before = pair.server.rtt
+    assert before is not None
+    pair.server.send_ping(1)
+    late = pair.server.datagrams_to_send(pair.now)
+    assert late
+    pair.now += 0.5
+    for data, _ in late:
+        pair.client.receive_datagram(data, SERVER, pair.now)
+    pair.run()
+    assert pair.server.rtt == before
+
+
 def test_the_life_of_a_connection_can_be_seen(pair: Pair) -> None:
     assert pair.server.started and pair.server.handshaken and not pair.server.ended
     assert pair.server.rtt == pytest.approx(0.01, abs=0.02)

@@ -71,7 +71,7 @@ async function ask(text) {
   turns.push({ role: "user", content: text });
   speak("user", text);
   const words = speak("assistant", "…");
-  const body = { model: byId("model").value, messages: turns, stream: true, max_tokens: Number(byId("length").value) };
+  const body = { model: byId("model").value, messages: turns, stream: true, stream_options: { include_usage: true }, max_tokens: Number(byId("length").value) };
   const begun = performance.now();
   running = new AbortController();
   const answer = await fetch("/admin/chat", { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal });
