@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,13 @@ class Recorder(CpuDevice):
     def kept(self) -> int:
         """Graphs that somebody has."""
         return sum(graph() is not None for graph in self.graphs)
+
+    def beside(self) -> AbstractContextManager[Any]:
+        self.told.append("beside")
+        return super().beside()
+
+    def join(self) -> None:
+        self.told.append("joined")
 
     def capture(self, work: Work) -> Work:
         self.told.append("captured")

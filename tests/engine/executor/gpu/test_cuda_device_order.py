@@ -151,6 +151,19 @@ def test_pinned_memory_is_left_alone_while_the_device_may_read_it(path: Path) ->
     executor.close()
 
 
+def test_blocks_move_beside_the_steps_which_wait_for_what_was_put_back_alone(path: Path) -> None:
+    device = Recorder(TINY_TILES)
+    executor = make(path, device)
+    Driver(executor).prefill([3, 5, 8], blocks=(1,))
+    before = len(device.told)
+    content = executor.read_block(1)
+    assert device.told[before:] == ["beside"]
+    executor.write_block(2, content)
+    assert device.told[before:] == ["beside", "beside", "joined"]
+    assert executor.read_block(2) == content
+    executor.close()
+
+
 def test_taking_and_giving_back_are_both_counted() -> None:
     """Of torch and of the driver: one call of any kind is one more."""
     statistics = dict.fromkeys(ASKED, 10)
