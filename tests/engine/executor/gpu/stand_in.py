@@ -126,9 +126,9 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._copied(args[1])
         result = function(*args, **(kwargs or {}))
         self.seen.append(str(function))
-        if isinstance(result, Tensor) and _place(result) not in {
-            _place(one) for one in args if isinstance(one, Tensor)
-        }:
+        known = {_place(one) for one in args if isinstance(one, Tensor)}
+        made = isinstance(result, Tensor) and _place(result) not in known
+        if made or "lift_fresh" in str(function):  # how torch.tensor shows
             self.allocating.append(str(function))
         return result
 
