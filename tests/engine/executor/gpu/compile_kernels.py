@@ -3,7 +3,7 @@ memory of its device. Needs no GPU.
 
     python tests/engine/executor/gpu/compile_kernels.py 80 90 [--few]
 
---few: of what differs by architecture alone, the largest; and in float32 no weights of few bits.
+--few: of other architectures than the first only products and attention; less of float32; heads half as large.
 
 The interpreter takes what the compiler does not (shapes, types, unsupported instructions): this finds it. A process of
 its own, because Triton decides once whether it interprets.
@@ -129,7 +129,7 @@ def build(case: Case, arch: int) -> str:
 def cases(arch: int, value: str, few: bool) -> Iterator[Case]:
     """value: of TYPES, what is computed in. Float32 is written out instruction by instruction, and slow to compile."""
     exact = value == "f"
-    dim = DIM // 2 if exact and few else DIM
+    dim = DIM // 2 if few else DIM
     tiles = tiles_for(arch // 10, SHARED[arch], 4 if exact else 2, dim, GROUP)
     yield from dense(tiles, value)
     if not (few and exact):
