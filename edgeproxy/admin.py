@@ -68,7 +68,7 @@ class Known:
             "verdict": verdict(self.nodes(), found["burn"], lately, found["objective"], why)._asdict(),
             "now": now,
             "started": self.started,
-            "locations": self.locations,
+            "locations": self.fleet.locations,
             "protocols": requests.protocols,
             "codes": requests.codes,
             "costs": [[*place, cost] for place, cost in self.costs(now).items()],
@@ -77,11 +77,6 @@ class Known:
     def costs(self, now: float) -> dict[tuple[str, str], float]:
         """(model, region) -> of 1,000 tokens over the last hour."""
         return costs(self.nodes(), self.account.metrics.produced.window(now))
-
-    @property
-    def locations(self) -> dict[str, tuple[float, float]]:
-        """Of the regions that have one: degrees north and east."""
-        return {region.name: region.location for region in self.config.regions if region.location is not None}
 
     def requests(self, found: dict[str, Any]) -> dict[str, Any]:
         """`found`: as Outcomes tells them; with the node that each did not go to."""

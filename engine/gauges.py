@@ -190,8 +190,11 @@ class Gauges:
             self._dispatched(result, woken)
         self._last_ended = result.ended
         self.step_ms += (seconds * 1000 - self.step_ms) * (STEP_WEIGHT if self.step_ms else 1.0)
-        chunks = [0 if row.forced else len(row.tokens) for row in plan.rows]
-        prefill = sum(chunks)
+        chunks = [len(row.tokens) for row in plan.rows]
+        named = prefill = sum(chunks)
+        if named:
+            chunks = [0 if row.forced else len(row.tokens) for row in plan.rows]
+            prefill = sum(chunks)
         if not rehearsed:
             self.prefilled += prefill
             self.generated += sum(len(row.tokens) for row in result.rows)
@@ -200,7 +203,7 @@ class Gauges:
             own_s = max(seconds / 4, seconds - self._decode_s) if 0 in chunks else seconds
             positions = sum(_positions(row) for row in plan.rows if not row.forced)
             self.prefill_cost.took(prefill, positions, own_s)
-        elif not any(row.forced for row in plan.rows):
+        elif not named:
             self._decode_s += (seconds - self._decode_s) * (STEP_WEIGHT if self._decode_s else 1.0)
         if prefill > chunks.count(0):  # else the time is the decode rows'
             self._prefill.took(prefill, seconds)

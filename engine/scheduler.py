@@ -164,11 +164,11 @@ class Scheduler:
         """The next step, or None where no sequence can run one. Every plan must come back to `complete`, in order."""
         rows: list[Row] = []
         named: list[Sequence] = []
-        spare = min(jump.MOST, self._limits.step_tokens - sum(sequence.decodes for sequence in self._running))
+        spare = max(0, min(jump.MOST, self._limits.step_tokens - len(self._running)))
         for sequence in self._running.copy():
             if not sequence.decodes:
                 continue
-            tokens = sequence.named(1 + spare)
+            tokens = sequence.named(1 + spare) if sequence.forced > sequence.planned else ()
             count = len(tokens) or 1
             if sequence.holds(count) or self._grow(sequence, count):
                 spare -= count - 1
@@ -347,8 +347,12 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence, row: RowResult, result: StepResult, now: float) -> Delta:
         first = not sequence.generated
-        tokens, finish = jump.taken(sequence, row)
-        self._gauges.jumped(len(tokens) - len(row.tokens))
+        tokens, finish = row.tokens, row.finish
+        if sequence.request.constraint is None:
+            sequence.tokens.extend(tokens)
+        else:
+            tokens, finish = jump.taken(sequence, row)
+            self._gauges.jumped(len(tokens) - len(row.tokens))
         sequence.generated += len(tokens)
         if finish is None and sequence.generated >= sequence.request.max_tokens:
             finish = Finish.LENGTH

@@ -176,6 +176,8 @@ class Sequence:
         self.planned += len(tokens) or 1
         sample = self.planned >= max(self.prefill, self.forced)
         self.sampling += sample
+        if self.opened and not tokens:
+            return Row(self.slot, start, tokens, self.blocks, sample)
         forced = bool(tokens) and self.forced > 0
         if self.opened and not (forced and sample and sampling.penalises):
             return Row(self.slot, start, tokens, self.blocks, sample, forced=forced)

@@ -135,6 +135,14 @@ async def test_a_node_with_another_price_or_turn_keeps_what_is_known_of_it(tmp_p
         assert len(two.chats) == asked + 1, "the other stands by"
 
 
+async def test_a_region_is_where_the_file_last_said(tmp_path: Path) -> None:
+    async with FakeNode() as one, FakeNode() as two, served(tmp_path, regions(one)) as s:
+        assert s.fleet.locations == {}
+        write(s.file, regions(one, two).replace("  r1:\n", "  r1:\n    location: [50.1, 8.7]\n"))
+        await until(lambda: s.status.reloads == 1)
+        assert s.fleet.locations == {"r1": (50.1, 8.7)}
+
+
 async def test_a_new_certificate_is_taken_and_a_broken_one_is_not(tmp_path: Path) -> None:
     files = make_dev_certificate(tmp_path / "tls")
     certificates = Certificates(files.certificate, files.key)

@@ -143,12 +143,17 @@ class Node:
         return given
 
 
+Locations = dict[str, tuple[float, float]]
+"""The regions that have one: degrees north and east."""
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """The nodes of another configuration, and what it says of each."""
 
     nodes: tuple[Node, ...]
     settings: tuple[NodeConfig, ...]
+    locations: Locations
 
     @property
     def changed(self) -> tuple[Node, ...]:
@@ -165,6 +170,7 @@ class Fleet:
         self.home = Home(())
         self.nodes: tuple[Node, ...] = ()
         self.regions: tuple[str, ...] = ()
+        self.locations: Locations = {}
         self.continues = False
         """Some node goes on with a stream from its text."""
         self.replace(nodes)
@@ -175,7 +181,9 @@ class Fleet:
 
         Raises ConfigError where a node's url or key cannot be used.
         """
-        return cls(_nodes(config, token, origins or {}), Salts(token.encode("ascii")))
+        fleet = cls(_nodes(config, token, origins or {}), Salts(token.encode("ascii")))
+        fleet.locations = _locations(config)
+        return fleet
 
     def planned(self, config: Config, *, token: str, origins: Mapping[str, Origin]) -> Planned:
         """The nodes of another configuration: those of this fleet where they are the same ones, so that what is known
@@ -183,12 +191,13 @@ class Fleet:
         now = {_identity(node): node for node in self.nodes}
         wanted = _nodes(config, token, origins)
         nodes = tuple(now.get(_identity(node), node) for node in wanted)
-        return Planned(nodes, tuple(node.config for node in wanted))
+        return Planned(nodes, tuple(node.config for node in wanted), _locations(config))
 
     def follow(self, planned: Planned) -> tuple[Node, ...]:
         """From now on it is as planned. Returns the nodes that are no more, as `replace` does."""
         for node, settings in zip(planned.nodes, planned.settings, strict=True):
             node.configure(settings)
+        self.locations = planned.locations
         return self.replace(planned.nodes)
 
     def replace(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -267,6 +276,10 @@ def _serving(
         if model.startswith(prefix):
             found += tuple(node for node in nodes if node not in found)
     return found
+
+
+def _locations(config: Config) -> Locations:
+    return {region.name: region.location for region in config.regions if region.location is not None}
 
 
 def _nodes(config: Config, token: str, origins: Mapping[str, Origin]) -> list[Node]:

@@ -52,7 +52,7 @@ def commands(llama: Path, port: int) -> dict[str, dict[str, list[str]]]:
 
 @contextmanager
 def serving(command: list[str], port: int) -> Iterator[int]:
-    """The process that answers. Raises RuntimeError when it never does."""
+    """The process, once it lists its model. Raises RuntimeError when it never does."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             _wait(process, port)
@@ -65,11 +65,11 @@ def _wait(process: subprocess.Popen[bytes], port: int) -> None:
     end = time.monotonic() + READY_S
     while time.monotonic() < end and process.poll() is None:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=1).close()
             return
         except (URLError, OSError):
             time.sleep(0.05)
-    raise RuntimeError(f"{process.args!r} did not answer /health; start it by hand to see why")
+    raise RuntimeError(f"{process.args!r} did not list its model; start it by hand to see why")
 
 
 def memory_mib(pid: int) -> tuple[float, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 
 import httpx
@@ -82,6 +84,20 @@ def test_the_chat_answers_and_says_where_the_time_went(deployment: Deployment, p
     assert text(page, ".turn.assistant .words")  # sampled: what it says is left to chance
     assert "region far" in text(page, "#timing")
     assert page.errors == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_no_serious_violation(deployment: Deployment, page: Browser, dark: bool) -> None:
+    axe = files("axe_core_python").joinpath("axe.min.js").read_text()
+    ask(deployment)
+    for path, there in (("/dashboard", "#recent button"), ("/dashboard/chat", "#model option")):
+        page.open(f"http://127.0.0.1:{deployment.admin}{path}", dark=dark)
+        wait_until(lambda there=there: bool(page.ask(f"document.querySelector('{there}') !== null")), 30, deployment)
+        page.ask(f"{axe};0")
+        found = json.loads(page.ask("axe.run().then((found) => JSON.stringify([found.violations, found.passes]))"))
+        violations, passes = found
+        assert len(passes) > 10, "it ran"
+        assert [(one["id"], one["nodes"]) for one in violations if one["impact"] in ("serious", "critical")] == []
 
 
 @pytest.mark.parametrize("dark", [False, True])

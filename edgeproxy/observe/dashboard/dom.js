@@ -31,6 +31,7 @@ const NONE = "–";
 export function milliseconds(seconds) {
   if (seconds === null || seconds === undefined) return NONE;
   const value = seconds * 1000;
+  if (value > 0 && value < 0.095) return `${(value * 1000).toFixed(0)} µs`;
   if (Math.abs(value) >= 1000) return `${(value / 1000).toFixed(value < 10000 ? 2 : 1)} s`;
   return `${Math.abs(value) < 10 ? value.toFixed(2) : Math.abs(value) < 100 ? value.toFixed(1) : value.toFixed(0)} ms`;
 }
