@@ -39,6 +39,9 @@ Table = dict[str, dict[str, list[float]]]
 """The name of a row -> the name of a side -> a figure for each round."""
 
 
+READY: Final = {"edgeproxy": "/readyz", "llama.cpp": "/health"}
+
+
 def commands(llama: Path, port: int) -> dict[str, dict[str, list[str]]]:
     """The name of a side -> how it starts for the loads, and for its memory."""
     ours = [str(Path(sys.executable).with_name("engine")), "serve", "--model", MODEL, "--model-id", NAME]
@@ -51,25 +54,25 @@ def commands(llama: Path, port: int) -> dict[str, dict[str, list[str]]]:
 
 
 @contextmanager
-def serving(command: list[str], port: int) -> Iterator[int]:
-    """The process, once it lists its model. Raises RuntimeError when it never does."""
+def serving(command: list[str], ready: str) -> Iterator[int]:
+    """The process, once it is ready by that url. Raises RuntimeError when it never is."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            _wait(process, port)
+            _wait(process, ready)
             yield process.pid
         finally:
             process.terminate()
 
 
-def _wait(process: subprocess.Popen[bytes], port: int) -> None:
+def _wait(process: subprocess.Popen[bytes], ready: str) -> None:
     end = time.monotonic() + READY_S
     while time.monotonic() < end and process.poll() is None:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=1).close()
+            urllib.request.urlopen(ready, timeout=1).close()
             return
         except (URLError, OSError):
             time.sleep(0.05)
-    raise RuntimeError(f"{process.args!r} did not list its model; start it by hand to see why")
+    raise RuntimeError(f"{process.args!r} was not ready; start it by hand to see why")
 
 
 def memory_mib(pid: int) -> tuple[float, float]:
@@ -89,7 +92,8 @@ def race(llama: Path, port: int, rounds: int, repeats: int) -> Table:
     base_url = f"http://127.0.0.1:{port}/v1"
     for number in range(rounds):
         for side, how in commands(llama, port).items():
-            with serving(how["memory"], port) as pid:
+            ready = f"http://127.0.0.1:{port}{READY[side]}"
+            with serving(how["memory"], ready) as pid:
                 asyncio.run(one_request(base_url))
                 resident, proportional = memory_mib(pid)
             found["memory after one request, MiB"][side].append(resident)
@@ -97,7 +101,7 @@ def race(llama: Path, port: int, rounds: int, repeats: int) -> Table:
             arguments = argparse.Namespace(
                 base_url=base_url, model=NAME, repeats=repeats, streams=[8, 16], seed=number + 1
             )
-            with serving(how["loads"], port):
+            with serving(how["loads"], ready):
                 rows, _ = asyncio.run(measure(arguments))
             for name, first, _, _, output in rows[1:]:
                 found[f"{name}: first token ms"][side].append(float(first))
