@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -92,7 +93,8 @@ def test_axe_finds_no_serious_violation(deployment: Deployment, page: Browser, d
     ask(deployment)
     for path, there in (("/dashboard", "#recent button"), ("/dashboard/chat", "#model option")):
         page.open(f"http://127.0.0.1:{deployment.admin}{path}", dark=dark)
-        wait_until(lambda there=there: bool(page.ask(f"document.querySelector('{there}') !== null")), 30, deployment)
+        shown = f"document.querySelector('{there}') !== null"
+        wait_until(partial(page.ask, shown), 30, deployment)
         page.ask(f"{axe};0")
         found = json.loads(page.ask("axe.run().then((found) => JSON.stringify([found.violations, found.passes]))"))
         violations, passes = found
