@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
@@ -123,6 +124,21 @@ class Admin:
             )
 
 
+class _Events(StreamingResponse):
+    """Ends its generator with the connection: left suspended, it would keep its place among the dashboards until some
+    collection of garbage. That a page is closed is no failure."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnect):
+            async with aclosing(self._events):
+                await super().__call__(scope, receive, send)
+
+
 def _routes(known: Known, live: Live) -> list[Route]:
     account = known.account
 
@@ -136,14 +152,12 @@ def _routes(known: Known, live: Live) -> list[Route]:
     async def events(request: Request) -> Response:
         if live.clients >= MAX_CLIENTS:
             raise ApiError(503, f"{MAX_CLIENTS} dashboards are open; close one", "too_many_dashboards")
-        found: AsyncIterator[bytes] = live.events(request.headers.get("last-event-id"))
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(found, media_type="text/event-stream", headers=headers)
+        return _Events(live.events(request.headers.get("last-event-id")))
 
     async def decisions(request: Request) -> Response:
         """The newest first; `?limit=` says how many."""
         limit = request.query_params.get("limit", "100")
-        if not limit.isdigit() or len(limit) > 6:
+        if not limit.isdecimal() or not limit.isascii() or len(limit) > 6:
             raise ApiError(400, "`limit` must be a whole number", "invalid_value", "limit")
         return json({"decisions": account.decisions.latest(int(limit))})
 

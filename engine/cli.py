@@ -238,6 +238,7 @@ def pack(model: str, out: Path | None, cache: Path | None, **layout: Any) -> Non
     from engine.progress import PackProgress
 
     try:
+        from engine.model.pack import check_place
         from engine.model.pack import pack as write
         from engine.startup import packer_of
 
@@ -246,8 +247,9 @@ def pack(model: str, out: Path | None, cache: Path | None, **layout: Any) -> Non
             if out is None:
                 image = opened(model, cache or default_folder(), packer, progress)
             else:
+                check_place(out)
                 image = write(resolve(model), out, packer, progress)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(image.path)
 

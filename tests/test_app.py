@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgeproxy.access.keys import Keys, generate_key
 from edgeproxy.gateway.paths import ROUTED
+from edgeproxy.observe.live import MAX_CLIENTS
 from tests.fake_behaviours import BEHAVIOURS
 from tests.gateway.drive import ask, chat, edge
 
@@ -146,6 +151,51 @@ async def test_status_tells_nodes_and_recent_requests(tmp_path: Path) -> None:
         (request,) = status["recent"]
         assert request["first_token_s"] > 0
         assert status["budget_ms"] == 150.0
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+async def test_a_dashboard_that_was_closed_takes_no_place_and_is_no_failure(tmp_path: Path) -> None:
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        return await asyncio.get_running_loop().create_future()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if len(sent) == 2:
+            raise OSError("the client is gone")
+        sent.append(message)
+
+    async with edge(tmp_path) as e:
+        for _ in range(MAX_CLIENTS + 1):
+            sent.clear()
+            scope = {
+                "type": "http",
+                "asgi": {"version": "3.0", "spec_version": "2.4"},
+                "http_version": "1.1",
+                "method": "GET",
+                "scheme": "http",
+                "path": "/admin/events",
+                "query_string": b"",
+                "headers": [(b"host", b"127.0.0.1")],
+                "client": ("127.0.0.1", 50000),
+                "server": ("127.0.0.1", 9080),
+            }
+            await e.admin(scope, receive, send)
+            assert sent[0]["status"] == 200
+
+
+async def test_a_limit_of_decisions_is_a_number_as_ascii_writes_it(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        for limit, status in ((b"2", 200), ("²".encode(), 400), ("٣".encode(), 400), (b"-1", 400), (b"", 400)):
+            reply = await ask(e.admin, method="GET", path="/admin/decisions", query=b"limit=" + limit)
+            assert reply.status == status
 
 
 async def test_admin_is_for_loopback_or_an_admin_key(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from engine.model.image import (
     ImageError,
     Progress,
     Section,
+    is_image,
     verify,
 )
 from engine.model.image import read as read_image
@@ -76,6 +77,12 @@ def pack(source: Path, out: Path, packer: Packer, progress: Progress = lambda do
             f"{out}: cannot be written: {error.strerror or error}; make room, or name another place (-o, --cache)"
         ) from error
     return read_image(out, packer.layout)
+
+
+def check_place(out: Path) -> None:
+    """Raises ImageError, or OSError, where an image would take the place of something that is none."""
+    if out.exists() and not (out.is_file() and is_image(out)):
+        raise ImageError(f"{out}: is there already and is no image; name another place (-o), or remove it first")
 
 
 def digest_of(path: Path) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -77,6 +78,22 @@ def test_pack_without_a_name_fills_the_cache_and_says_where(tiny_text_path: Path
     assert said[0] == said[1]
     assert Path(said[0].strip()).parent == tmp_path / "c"
     assert Path(said[0].strip()).is_file()
+
+
+def test_pack_takes_the_place_of_images_alone(tiny_text_path: Path, tmp_path: Path) -> None:
+    source, notes = tmp_path / "model.gguf", tmp_path / "notes.txt"
+    source.write_bytes(tiny_text_path.read_bytes())
+    notes.write_text("mine")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for taken in (source, notes, pipe, tmp_path):
+        result = CliRunner().invoke(main, ["pack", str(source), "-o", str(taken)])
+        assert result.exit_code != 0, taken
+    assert source.read_bytes() == tiny_text_path.read_bytes()
+    assert notes.read_text() == "mine"
+    assert pipe.is_fifo()
+    for _ in range(2):
+        assert CliRunner().invoke(main, ["pack", str(source), "-o", str(tmp_path / "x.image")]).exit_code == 0
 
 
 def test_pack_of_another_file_is_a_message(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def begin(
     client: str = "127.0.0.1",
     pieces: list[bytes] | None = None,
     client_rtt_s: float | None = None,
+    query: bytes = b"",
 ) -> Exchange:
     """Starts a request. `again`: header fields behind those, of names that may be there already. `pieces`: its body as
     the listener hands it over, instead of `body` at once. `client_rtt_s`: what a listener of ours would know; None: it
@@ -133,7 +134,7 @@ def begin(
         "scheme": "http",
         "path": path,
         "raw_path": path.encode(),
-        "query_string": b"",
+        "query_string": query,
         "root_path": "",
         "headers": [*((name.encode(), value.encode("latin-1")) for name, value in fields.items()), *(again or ())],
         "client": (client, 50000),
