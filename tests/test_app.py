@@ -165,7 +165,8 @@ async def test_a_dashboard_that_was_closed_takes_no_place_and_is_no_failure(tmp_
     sent: list[MutableMapping[str, Any]] = []
 
     async def receive() -> MutableMapping[str, Any]:
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody asked for a body")
 
     async def send(message: MutableMapping[str, Any]) -> None:
         if len(sent) == 2:
