@@ -176,7 +176,7 @@ class Sequence:
         self.planned += len(tokens) or 1
         sample = self.planned >= max(self.prefill, self.forced)
         self.sampling += sample
-        if self.opened and not tokens:
+        if self.opened and not tokens:  # nearly all rows: said first for their sake
             return Row(self.slot, start, tokens, self.blocks, sample)
         forced = bool(tokens) and self.forced > 0
         if self.opened and not (forced and sample and sampling.penalises):
