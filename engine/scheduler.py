@@ -112,7 +112,7 @@ class Scheduler:
         return Load(
             running=running,
             waiting=waiting,
-            waiting_prefill_tokens=sum(left.prompt_left for left in self._sequences.values() if left.prefills),
+            waiting_prefill_tokens=sum(sequence.prompt_awaited for sequence in self._sequences.values()),
             blocks_free=free,
             blocks_evictable=spare - free,
             step=self._step,

@@ -151,6 +151,11 @@ class Sequence:
         return max(0, self.prefill - self.planned)
 
     @property
+    def prompt_awaited(self) -> int:
+        """Of these those that somebody waits for: a rehearsal makes way for any request."""
+        return 0 if self.request.rehearsal else self.prompt_left
+
+    @property
     def unknown(self) -> int:
         """Of these those whose KV is nowhere, as far as anybody looked."""
         return max(0, self.prompt_left - self.known) if self.phase is Phase.WAITING else self.prompt_left

@@ -40,6 +40,9 @@ class ChatRequest(NamedTuple):
     """`prompt_cache_key`, else `user`: requests that name the same one probably begin alike."""
     counted: bool = False
     """A stream is to tell the usage."""
+    messages: int = 0
+    """Of a chat; 0 for a prompt."""
+    tools: bool = False
 
 
 def request_id(fields: Fields, rng: Random) -> bytes:
@@ -107,7 +110,18 @@ def parse_chat(body: bytes) -> ChatRequest:
         body = _dumped(value)
     options = value.get("stream_options")
     counted = isinstance(options, dict) and options.get("include_usage") is True
-    return ChatRequest(body, model, bool(stream), priority, _prompt(value), _session(value), counted)
+    messages, tools = value.get("messages"), value.get("tools")
+    return ChatRequest(
+        body,
+        model,
+        bool(stream),
+        priority,
+        _prompt(value),
+        _session(value),
+        counted,
+        len(messages) if isinstance(messages, list) else 0,
+        bool(tools),
+    )
 
 
 def terms(tenant: Tenant, salt: bytes, priority: int | None, fields: Fields) -> Terms:

@@ -12,14 +12,11 @@ from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.routing.affinity import Sessions
 from edgeproxy.routing.choose import MAX_HOLD_S, Decision, Hold, Wanted, choose
 from edgeproxy.routing.home import Home
+from edgeproxy.routing.length import Length
 from edgeproxy.routing.prefix import held_bytes
 from edgeproxy.routing.shortlist import Shortlist
 from edgeproxy.upstream.node import Fleet, Node
 
-BYTES_PER_TOKEN = 4.0
-"""Of a prompt as JSON, until answers have told: English text in the usual vocabularies."""
-_WEIGHT = 0.1
-_BYTES_PER_TOKEN = (0.5, 16.0)
 _BELIEVED_SHARE = 0.75
 """Of what was believed to be cached: an answer that counts less shows that the node has forgotten."""
 _NOTHING: dict[int, int] = {}
@@ -30,16 +27,11 @@ class Prompt(NamedTuple):
 
     size: int
     """Bytes."""
+    messages: int
+    """0: it is no chat."""
     names: tuple[int, ...]
     """Of its chunks, keyed by tenant and model."""
     session: int | None
-
-
-@dataclass(slots=True)
-class Text:
-    """What is known of the texts of one model."""
-
-    bytes_per_token: float = BYTES_PER_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +46,7 @@ class Known:
 class Plan:
     """One request's way: asked as often as it has to be sent somewhere."""
 
-    __slots__ = ("_depths", "_nodes", "_serving", "_text", "decision", "known", "label", "prompt", "wanted", "wishes")
+    __slots__ = ("_depths", "_length", "_nodes", "_serving", "decision", "known", "label", "prompt", "wanted", "wishes")
 
     def __init__(
         self,
@@ -62,14 +54,16 @@ class Plan:
         label: str,
         serving: Callable[[], Shortlist[Node]],
         prompt: Prompt,
-        text: Text,
+        length: Length,
         wishes: Controls,
     ) -> None:
-        """`serving`: the nodes of its model in its tenant's regions. Raises ApiError 404 where there are none."""
+        """`serving`: the nodes of its model in its tenant's regions; `length`: of prompts like it.
+
+        Raises ApiError 404 where there are none."""
         self.known = known
         self._serving = serving
         self._nodes = serving()
-        self._text = text
+        self._length = length
         self.label = label
         """The model's name for logs and labels."""
         self.prompt = prompt
@@ -91,7 +85,7 @@ class Plan:
 
     @property
     def bytes_per_token(self) -> float:
-        return self._text.bytes_per_token
+        return 1.0 / self._length.per_byte
 
     def decide(self, now: float, hold_s: float = 0.0) -> Decision[Node] | Hold:
         """`hold_s`: how long it may be held where all nodes are hot."""
@@ -137,21 +131,24 @@ class Plan:
 
     def counted(self, slot: int, prompt_tokens: int, cached_tokens: int | None) -> None:
         """An answer of the node counted its prompt."""
-        size = self.prompt.size
-        if prompt_tokens <= 0 or not size:
+        prompt, length = self.prompt, self._length
+        if prompt_tokens <= 0 or not prompt.size:
             return
-        least, most = _BYTES_PER_TOKEN
-        found = min(max(size / prompt_tokens, least), most)
-        self._text.bytes_per_token += (found - self._text.bytes_per_token) * _WEIGHT
-        believed = self.wanted.cached.get(slot, 0.0)
-        if cached_tokens is not None and cached_tokens < _BELIEVED_SHARE * min(believed, prompt_tokens):
+        length.counted(prompt.size, prompt.messages, prompt_tokens)
+        if cached_tokens is None:
+            return
+        believed = self.wanted.cached.get(slot)
+        if believed is None:
+            length.found(min(max(cached_tokens, 0), prompt_tokens))
+        elif cached_tokens < _BELIEVED_SHARE * min(believed, prompt_tokens):
             self.known.fleet.prefixes.overestimated(slot)
 
     def _wanted(self) -> Wanted:
-        prompt, per_token = self.prompt, self._text.bytes_per_token
-        cached = {slot: held_bytes(depth) / per_token for slot, depth in self._depths.items()}
-        sticky = None if prompt.session is None else self.known.sessions.slot(prompt.session)
-        return Wanted(prompt.size / per_token, cached, sticky)
+        size, messages, _, session = self.prompt
+        length = self._length
+        cached = {slot: length.held(size, messages, held_bytes(depth)) for slot, depth in self._depths.items()}
+        sticky = None if session is None else self.known.sessions.slot(session)
+        return Wanted(length.tokens(size, messages), cached, sticky, usual=length.usual)
 
 
 def in_turn(decision: Decision[Node], now: float) -> Iterator[Node]:

@@ -166,7 +166,7 @@ class Relay:
             return
         try:
             call.ending = await self._stream(visit, outcome, request, answer, call)
-            visit.served()
+            visit.served(call.ending if call.prompt_tokens is None else None)
             await answer.end()
         except Broken:
             call.code = "upstream_failed"

@@ -11,11 +11,12 @@ from edgeproxy.access.tenants import Tenant
 from edgeproxy.gateway.admit import ChatRequest
 from edgeproxy.gateway.controls import Controls
 from edgeproxy.gateway.hold import Holds
-from edgeproxy.gateway.plan import Known, Plan, Prompt, Text
+from edgeproxy.gateway.plan import Known, Plan, Prompt
 from edgeproxy.gateway.visit import Visit
 from edgeproxy.observe.fleet import PATTERN_MODEL
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.routing.affinity import Sessions
+from edgeproxy.routing.length import Length
 from edgeproxy.routing.prefix import chain
 from edgeproxy.routing.shortlist import Shortlist
 from edgeproxy.upstream.node import Fleet, Node
@@ -32,7 +33,8 @@ class Router:
         self._known = Known(fleet, self.sessions, rng)
         self.holds = Holds()
         self._secret = rng.getrandbits(64)
-        self._texts: dict[str, Text] = {}
+        self._lengths: dict[tuple[str, bool, bool], Length] = {}
+        """By model, whether it is a chat, and whether it has tools."""
         self._nodes: tuple[Node, ...] = ()
         self._lists: dict[tuple[int, frozenset[str] | None], Shortlist[Node]] = {}
         self._keys: dict[tuple[str, str], int] = {}
@@ -42,17 +44,19 @@ class Router:
         """Raises ApiError 404; a model that only other tenants' regions serve does not exist for this one."""
         model = request.model
         label = model if model in self._fleet.models else PATTERN_MODEL
-        text = self._texts.get(label)
-        if text is None:
-            text = self._texts[label] = Text()
+        form = label, request.messages > 0, request.tools
+        length = self._lengths.get(form)
+        if length is None:
+            length = self._lengths[form] = Length()
         key = self._key(tenant.name, model if label is not PATTERN_MODEL else label)
         session = wishes.session or request.session
         prompt = Prompt(
             len(request.prompt),
+            request.messages,
             chain(request.prompt, key),
             None if session is None else xxh3_64_intdigest(session, key),
         )
-        return Plan(self._known, label, partial(self._serving, model, tenant), prompt, text, wishes)
+        return Plan(self._known, label, partial(self._serving, model, tenant), prompt, length, wishes)
 
     def visit(self, plan: Plan, node: Node, now: float) -> Visit:
         """The request goes to the node now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from types import TracebackType
 
-from edgeproxy.gateway.account import Call
+from edgeproxy.gateway.account import Call, Ending
 from edgeproxy.gateway.answer import Whole
 from edgeproxy.gateway.attempt import Begun
 from edgeproxy.gateway.hold import Holds
@@ -89,9 +89,13 @@ class Visit:
         """Another node goes on with the stream: its prompt is computed, and tells nothing of first tokens."""
         self.node.outlook.load.began(self.sent, None)
 
-    def served(self) -> None:
-        """The answer came to its end."""
+    def served(self, ending: Ending | None = None) -> None:
+        """The answer came to its end. `ending`: of a stream whose node counts its prompt there only."""
         self._served = True
+        if ending is not None:
+            prompt, cached = ending.counts()
+            if prompt is not None:
+                self._plan.counted(self.node.slot, prompt, cached)
 
     def _begin(self, node: Node, now: float) -> None:
         plan, outlook, slot = self._plan, node.outlook, node.slot

@@ -78,14 +78,19 @@ class Wanted(NamedTuple):
     tokens: float
     """Of the prompt, as estimated."""
     cached: Mapping[int, float] = _NOTHING
-    """Slot -> how many of them the node probably holds; those that hold none may be left out."""
+    """Slot -> how many of them the node probably holds, where anything is known of that."""
     sticky: int | None = None
     """Slot of the node that served the session last."""
     hold_s: float = 0.0
     """How long the request may be held where all nodes are hot."""
+    usual: float = 0.0
+    """How many of them any other node will find cached all the same."""
+
+    def held(self, slot: int) -> float:
+        return self.cached.get(slot, self.usual)
 
     def to_compute(self, slot: int) -> float:
-        return max(self.tokens - self.cached.get(slot, 0.0), 1.0)
+        return max(self.tokens - self.held(slot), 1.0)
 
 
 class Hold(NamedTuple):
@@ -154,11 +159,8 @@ class Decision(Generic[N]):
         return self._option(first), None
 
     def _option(self, index: int) -> Option[N]:
-        node, wanted, held = self._nodes[index], self._wanted, 0.0
-        if wanted.cached:
-            held = wanted.cached.get(node.slot, 0.0)
-        compute = wanted.tokens - held
-        return Option(node, node.outlook.basis(self._now, compute if compute > 1.0 else 1.0), held)
+        node, wanted = self._nodes[index], self._wanted
+        return Option(node, node.outlook.basis(self._now, wanted.to_compute(node.slot)), wanted.held(node.slot))
 
     @property
     def wanted(self) -> Wanted:
@@ -222,16 +224,17 @@ def _costs(
     nodes: Sequence[N], wanted: Wanted, home: Home, now: float
 ) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
     """(cost, index) of the fit nodes, standby ones apart."""
-    tokens, cached, step_s = wanted.tokens, wanted.cached, home.step_s
+    tokens, cached, usual, step_s = wanted.tokens, wanted.cached, wanted.usual, home.step_s
+    unseen = max(tokens - usual, 1.0)
     fit: list[tuple[float, int]] = []
     standby: list[tuple[float, int]] = []
     for index, node in enumerate(nodes):
         breaker = node.breaker
         if not node.ready or node.draining or now < breaker.not_before or (breaker.tripped and not breaker.admits(now)):
             continue
-        outlook, compute = node.outlook, tokens
+        outlook, compute = node.outlook, unseen
         if cached:
-            compute -= cached.get(node.slot, 0.0)
+            compute = tokens - cached.get(node.slot, usual)
             if compute < 1.0:
                 compute = 1.0
         cost = outlook.cost(now, compute, doubted=True)

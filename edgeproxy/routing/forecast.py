@@ -140,7 +140,7 @@ class Outlook:
 
     def began(self, sent: Sent, tokens: float, timings: Timings, expected: float) -> None:
         """The first token is here: what was to be computed in truth, how long it took, and how long was expected."""
-        self.load.began(sent, timings.queue)
+        self.load.began(sent, timings.queue, self.pace, sent.at + timings.first_token)
         self.lateness.seen(timings.first_token - expected)
         self.typical.seen(sent.queue, later=timings.first_token > expected)
         queue, work = timings.queue, timings.work

@@ -63,6 +63,7 @@ class Load:
 
     __slots__ = (
         "_left_at",
+        "_others_at",
         "_pending",
         "_pending_tokens",
         "_service_s",
@@ -85,6 +86,8 @@ class Load:
         self.reported_at: float | None = None
         self._left_at = -inf
         """What was sent until then is in the last report."""
+        self._others_at = -inf
+        """Until then prompts are before a new one that are not ours, by the last report."""
         self._pending: dict[Sent, None] = {}
         """Sent and without a first token, oldest first."""
         self.pending = 0
@@ -128,14 +131,18 @@ class Load:
         self.free_at = max(self.free_at, sent.at) + sent.work
         self.free_tokens -= sent.tokens
 
-    def began(self, sent: Sent, queue: float | None) -> None:
-        """Its first token is here; `queue`: how long it waited, where the node says so."""
+    def began(self, sent: Sent, queue: float | None, pace: Pace | None = None, now: float = -inf) -> None:
+        """Its first token is here, since `now`; `queue`: how long it waited, where the node says so. `pace`: what is
+        still waited for is then known anew: it is no prompt before others any more, whatever was expected of it."""
         sent.began = True
         if queue is not None:
             self._usual_queue += (queue - self._usual_queue) * _WEIGHT
         if sent.at > self._left_at:  # else it is among those that the report counts
             self.running += 1.0
         self._settle(sent)
+        if pace is not None:
+            ours = self.pending * pace.decode + self._pending_tokens * pace.drain(self.running)
+            self.free_at = min(self.free_at, max(self._others_at, now) + ours)
 
     def ended(self, sent: Sent, now: float, *, served: bool) -> None:
         """The answer is over; `served`: it came to its end."""
@@ -166,6 +173,7 @@ class Load:
         # A report that knows less than what we wait for there was long on its way.
         own = self._pending_tokens - sum([sent.tokens for sent in late])
         self.free_at = left_at + max(tokens, own) * drain
+        self._others_at = left_at + max(tokens - own, 0.0) * drain
         for sent in reversed(late):
             self.free_at = max(self.free_at, sent.at) + pace.decode + sent.tokens * drain
             self.free_tokens -= sent.tokens

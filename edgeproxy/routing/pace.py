@@ -10,6 +10,8 @@ last fifty samples or so count).
 
 from __future__ import annotations
 
+from edgeproxy.routing.least_squares import LeastSquares, Vector
+
 FORGETTING = 0.98
 SURPRISED = 0.3
 QUICK_FORGETTING = 0.90
@@ -37,26 +39,16 @@ ones those of long prompts would drown the short."""
 _TOKENS = 1000.0
 _ROWS = 10.0
 # Prior variances of (decode, per 1000 tokens, per 10 rows): (50 ms)², (1 s)², (50 ms)² over a sample's, 10 % squared.
-_PRIOR = (0.25, 100.0, 0.25)
+_PRIOR: Vector = (0.25, 100.0, 0.25)
+_DECLARED_DOUBT = 5.0
+"""Half of a rate that a node declares, over a sample's 10 %: it was that of a rehearsal, perhaps on a busy machine."""
+_MOST: Vector = (MAX_DECODE_S, MAX_PER_TOKEN_S * _TOKENS, MAX_PER_TOKEN_S * _ROWS)
 
 
 class Pace:
     """Seconds. `per_token` and the others are read in every forecast, hence plain attributes."""
 
-    __slots__ = (
-        "_least",
-        "_p00",
-        "_p01",
-        "_p02",
-        "_p11",
-        "_p12",
-        "_p22",
-        "decode",
-        "error",
-        "per_row",
-        "per_token",
-        "samples",
-    )
+    __slots__ = ("_fit", "_least", "decode", "error", "per_row", "per_token", "samples")
 
     def __init__(self, per_token: float = PRIOR_PER_TOKEN_S, decode: float = PRIOR_DECODE_S) -> None:
         self.decode = decode
@@ -66,8 +58,7 @@ class Pace:
         """Mean distance of samples from the model, as a share of what was expected."""
         self.samples = 0
         self._least = 0.0
-        self._p00, self._p11, self._p22 = _PRIOR
-        self._p01 = self._p02 = self._p12 = 0.0
+        self._fit = LeastSquares(_PRIOR)
 
     def expect(self, tokens: float, running: float) -> float:
         """For a prompt of which `tokens` are to be computed, beside `running` sequences."""
@@ -83,6 +74,8 @@ class Pace:
             self._least = LEAST_SHARE * min(1.0 / tokens_per_s, MAX_PER_TOKEN_S)
             if not self.samples:
                 self.per_token = self._least / LEAST_SHARE
+                doubt = (_DECLARED_DOUBT * self.per_token * _TOKENS) ** 2
+                self._fit = LeastSquares((_PRIOR[0], max(_PRIOR[1], doubt), _PRIOR[2]))
 
     def suppose(self, other: Pace) -> None:
         """Another node of the model has answered, and this one never has: it is taken to be alike."""
@@ -101,27 +94,14 @@ class Pace:
     def observe(self, tokens: float, running: float, seconds: float) -> None:
         """An answer's prefill and first decode step together took `seconds`. Never called for a failed request."""
         expected = self.expect(tokens, running)
-        x0 = 1.0 / (_SCALE_S + expected)
-        x1 = x0 * tokens / _TOKENS
-        x2 = x0 * running * (1.0 + tokens / CHUNK_TOKENS) / _ROWS
-        p00, p01, p02, p11, p12, p22 = self._p00, self._p01, self._p02, self._p11, self._p12, self._p22
-        g0 = p00 * x0 + p01 * x1 + p02 * x2
-        g1 = p01 * x0 + p11 * x1 + p12 * x2
-        g2 = p02 * x0 + p12 * x1 + p22 * x2
+        scale = 1.0 / (_SCALE_S + expected)
+        x = scale, scale * tokens / _TOKENS, scale * running * (1.0 + tokens / CHUNK_TOKENS) / _ROWS
         keep = QUICK_FORGETTING if self.error > SURPRISED else FORGETTING
-        gain = 1.0 / (keep + g0 * x0 + g1 * x1 + g2 * x2)
-        pull = self._clipped((seconds - expected) * x0) * gain
-        self.decode = min(max(self.decode + g0 * pull, 0.0), MAX_DECODE_S)
-        self.per_token = min(max(self.per_token + g1 * pull / _TOKENS, self._least), MAX_PER_TOKEN_S)
-        self.per_row = min(max(self.per_row + g2 * pull / _ROWS, 0.0), MAX_PER_TOKEN_S)
-        p00, p11, p22 = p00 - g0 * g0 * gain, p11 - g1 * g1 * gain, p22 - g2 * g2 * gain
-        # Forgetting without news would blow the matrix up: along what no sample has shown lately nothing is forgotten.
-        known = p00 <= _PRIOR[0] and p11 <= _PRIOR[1] and p22 <= _PRIOR[2]
-        grown = 1.0 / keep if known else 1.0
-        self._p00, self._p11, self._p22 = p00 * grown, p11 * grown, p22 * grown
-        self._p01 = (p01 - g0 * g1 * gain) * grown
-        self._p02 = (p02 - g0 * g2 * gain) * grown
-        self._p12 = (p12 - g1 * g2 * gain) * grown
+        now = self.decode, self.per_token * _TOKENS, self.per_row * _ROWS
+        least = 0.0, self._least * _TOKENS, 0.0
+        miss = self._clipped((seconds - expected) * scale)
+        self.decode, per_tokens, per_rows = self._fit.moved(now, x, miss, keep, least, _MOST)
+        self.per_token, self.per_row = per_tokens / _TOKENS, per_rows / _ROWS
 
     def _clipped(self, miss: float) -> float:
         distance = abs(miss)

@@ -104,6 +104,7 @@ class Bench:
         priority: int = 0,
         within_s: float | None = None,
         constraint: Constraint | None = None,
+        rehearsal: bool = False,
     ) -> GenerationRequest:
         """prompt: its tokens, or how many: then they are of its own."""
         if isinstance(prompt, int):
@@ -115,7 +116,8 @@ class Bench:
             first=len(prompt),
             constrained=constraint is not None,
         )
-        request = GenerationRequest(name, tuple(prompt), sampling, max_tokens, salt, priority, within_s, constraint)
+        terms = (salt, priority, within_s, constraint)
+        request = GenerationRequest(name, tuple(prompt), sampling, max_tokens, *terms, rehearsal=rehearsal)
         for other, _ in self.scheduler.add(request, self.now):
             assert not self.deltas[other], "who is told to go has not begun"
             del self.requests[other]

@@ -350,3 +350,14 @@ def test_no_sequence_misses_a_turn() -> None:
     sampled = Counter(row.slot for plan in bench.executor.plans for row in plan.rows if row.sample)
     assert set(sampled.values()) == {10}
     assert len(bench.executor.plans) == 10
+
+
+def test_nobody_waits_for_a_rehearsal() -> None:
+    """Else a proxy takes a node that has just started to be busy, and sends the first requests elsewhere."""
+    bench = Bench(ROOMY, quantum_s=EVER_S)
+    bench.add("rehearsal", 300, 4, rehearsal=True)
+    bench.submit()
+    load = bench.scheduler.load()
+    assert (load.running, load.waiting, load.waiting_prefill_tokens) == (0, 0, 0)
+    bench.add("asked", 40, 1)
+    assert bench.scheduler.load().waiting_prefill_tokens == 40

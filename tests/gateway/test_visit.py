@@ -11,6 +11,9 @@ from edgeproxy.protocol.node.blocks import Change, Snapshot
 from tests.fake_exchange import PREFIX
 from tests.gateway.drive import ask, begin, chat, edge
 
+USAGE_TOKENS = 7
+"""Of any prompt, as the scripted nodes count."""
+
 
 async def test_an_answer_teaches_its_node_and_no_other(tmp_path: Path) -> None:
     async with edge(tmp_path) as e:
@@ -24,6 +27,22 @@ async def test_an_answer_teaches_its_node_and_no_other(tmp_path: Path) -> None:
         assert 'edgeproxy_decisions_total{reason="home"} 2.0' in text
         assert 'edgeproxy_forecast_error_seconds_count{region="near"} 2.0' in text
         assert 'edgeproxy_forecast_error_ratio_count{region="near"} 2.0' in text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_is_taken_to_be_as_long_as_nodes_have_counted_others_like_it(
+    tmp_path: Path, stream: bool
+) -> None:
+    """Also where a node says so at the end of its stream only."""
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    async with edge(tmp_path) as e:
+        for name in ("first", "second"):
+            await ask(e.app, chat("ok", stream=stream, **options), headers={"x-request-id": name})
+        told = [
+            (await ask(e.admin, method="GET", path=f"/admin/decisions/{name}")).json for name in ("first", "second")
+        ]
+        assert told[0]["prompt_tokens"] > 14
+        assert told[1]["prompt_tokens"] == pytest.approx(USAGE_TOKENS, abs=3)
 
 
 async def test_a_prompt_that_its_node_evicts_is_no_longer_taken_to_be_there(tmp_path: Path) -> None:

@@ -220,3 +220,9 @@ def test_every_node_stands_in_the_order_once_and_no_unfit_one_before_a_fit_one(
     assert [one.standby for one in decision.candidates[: decision.healthy]] == sorted(
         one.standby for one in nodes if one.ready
     )
+
+
+def test_what_every_node_finds_cached_is_not_computed_anywhere() -> None:
+    wanted = Wanted(tokens=40.0, cached={1: 32.0}, usual=16.0)
+    assert (wanted.to_compute(0), wanted.to_compute(1)) == (24.0, 8.0)
+    assert Wanted(tokens=40.0, usual=64.0).to_compute(0) == 1.0

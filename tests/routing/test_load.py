@@ -134,3 +134,22 @@ def test_who_leaves_before_the_first_token_is_no_queue_any_more() -> None:
     assert load.queue(1.2) <= 0.1
     load.ended(kept, 1.3, served=True)
     assert load.queue(1.3) == 0.0
+
+
+def test_a_prompt_whose_first_token_is_here_stands_before_nobody_whatever_was_expected_of_it() -> None:
+    load, slow = Load(), Pace(per_token=0.01, decode=0.0)
+    first = Sent(1.0, 100.0, 0.0, 0.0)
+    load.sent(first, slow)
+    load.reported(Occupancy(1, 0, 0), slow, 1.2, trip=0.0)  # it came with the very answer, which is looked at later
+    load.began(first, None, slow, 1.2)
+    assert load.queue(1.2) == 0.0
+
+
+def test_what_others_have_there_still_stands_before_a_newcomer_when_ours_has_begun() -> None:
+    load = Load()
+    first, second = send(load, 1.0), send(load, 1.0)
+    load.reported(Occupancy(1, 0, 500), PACE, 1.0, trip=0.0)
+    load.began(first, None, PACE, 1.1)
+    assert load.queue(1.1) == pytest.approx(0.3 + 0.1 - 0.1, abs=0.11)
+    load.began(second, None, PACE, 1.15)
+    assert load.queue(1.15) == pytest.approx(0.15, abs=0.01)

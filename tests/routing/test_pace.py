@@ -91,3 +91,12 @@ def test_a_slow_node_that_gets_no_requests_is_tried_again_in_the_end() -> None:
     for _ in range(12):
         slow.relax()
     assert slow.expect(300, 2) < usual.expect(300, 2)
+
+
+def test_a_first_answer_that_is_much_sooner_than_declared_is_believed_of_the_next_like_it() -> None:
+    """A node's declared rate is that of its rehearsal, which may have been slow: all the difference from one sample is
+    more than the fixed cost can give."""
+    pace = Pace()
+    pace.declared(150.0)
+    pace.observe(37.0, 0.0, 0.110)
+    assert pace.expect(37.0, 0.0) == pytest.approx(0.110, rel=0.25)
