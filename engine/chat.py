@@ -83,6 +83,9 @@ class Chat:
             else:
                 draft = self._draft(request, salt)
             prompt = await asyncio.to_thread(draft.ids) if draft.missing_chars > INLINE_CHARS else draft.ids()
+        except RecursionError as error:
+            where = "tools" if request.tools.given else "messages"
+            raise invalid("What the chat template is to show is nested too deeply.", where, "invalid_value") from error
         except ValueError as error:
             raise invalid(f"{error}.", "messages", "invalid_messages") from error
         if not prompt:

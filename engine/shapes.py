@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from edgeproxy.protocol.openai.errors import invalid
 from edgeproxy.protocol.openai.formats import Format
-from edgeproxy.protocol.openai.tools import Tools
+from edgeproxy.protocol.openai.tools import Tool, Tools
 from engine.constraint import Constraint
 from engine.opener import no_constraint
 from engine.text.tokenizer import Tokenizer
@@ -63,15 +63,23 @@ class Shapes:
         if form is not None and tools.mode != "required":
             self._of_format(form)  # what is wrong with it is told by its own name
             schema = json.loads(form.text)
-        with _refusing("tools"):
-            grammars.check_words(json.dumps([tool.view for tool in tools.callable], ensure_ascii=False))
+
+        def compiled(usable: Sequence[Tool]) -> Make:
+            grammars.check_words(json.dumps([tool.view for tool in usable], ensure_ascii=False))
             if tools.mode == "required":
-                text = enforce.calls(tools.callable, style, parallel=tools.parallel, mark_id=mark_id)
+                text = enforce.calls(usable, style, parallel=tools.parallel, mark_id=mark_id)
             else:
-                text = enforce.calls_or_text(
-                    tools.callable, style, parallel=tools.parallel, mark_id=mark_id, schema=schema
-                )
+                text = enforce.calls_or_text(usable, style, parallel=tools.parallel, mark_id=mark_id, schema=schema)
             return grammars.compiled(lark(text))
+
+        try:
+            return compiled(tools.callable)
+        except (ValueError, RecursionError) as error:
+            for tool in tools.callable:
+                with _refusing(tools.where(tool)):
+                    compiled([tool])
+            with _refusing("tools"):  # each can be followed, but not all of them together
+                raise error
 
     def _loaded(self) -> Grammars:
         from engine.text.grammar import Grammars
@@ -86,5 +94,6 @@ class Shapes:
 def _refusing(where: str) -> Iterator[None]:
     try:
         yield
-    except ValueError as error:
-        raise invalid(f"'{where}' cannot be followed: {error}.", where, "unsupported_schema") from error
+    except (ValueError, RecursionError) as error:
+        cause = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise invalid(f"'{where}' cannot be followed: {cause}.", where, "unsupported_schema") from error

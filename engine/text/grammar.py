@@ -12,10 +12,15 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import llguidance
+import orjson
 
+from edgeproxy.protocol.openai.checks import Json
 from edgeproxy.protocol.openai.formats import Format
 from engine.constraint import only
 from engine.step import Finish
+from engine.text.reasons import reason
+from engine.text.recursion import check_ends
+from engine.text.schema import exact
 from engine.text.tokenizer import Tokenizer
 
 CACHED: Final = 32
@@ -42,13 +47,22 @@ def of_format(form: Format) -> Grammar:
     """Raises ValueError."""
     match form.kind:
         case "json":
-            return Grammar(llguidance.LLMatcher.grammar_from_json_schema(form.text, overrides=_LAYOUT))
+            return _of_schema(orjson.loads(form.text))
         case "regex":
             return Grammar(llguidance.LLMatcher.grammar_from_regex(form.text))
         case "choice":
             return lark(f"start: {' | '.join(map(json.dumps, json.loads(form.text)))}")
         case "grammar":
             return lark(form.text)
+
+
+def _of_schema(schema: Json) -> Grammar:
+    check_ends(schema)
+    text = orjson.dumps(exact(schema)).decode()
+    try:
+        return Grammar(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_LAYOUT))
+    except ValueError as error:
+        raise ValueError(reason(str(error))) from error
 
 
 def lark(text: str) -> Grammar:
@@ -134,11 +148,11 @@ class Grammars:
             raise ValueError(f"it is longer than {MAX_CHARS} characters")
         matcher = llguidance.LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=self._limits)
         if matcher.is_error():
-            raise ValueError(_reason(matcher.get_error()))
+            raise ValueError(reason(matcher.get_error()))
         if not any(matcher.compute_bitmask()):
             raise ValueError("there is no text that it allows")
         if matcher.is_error():
-            raise ValueError(_reason(matcher.get_error()))
+            raise ValueError(reason(matcher.get_error()))
         return matcher
 
 
@@ -160,12 +174,3 @@ class _Vocabulary:
         if isinstance(text, bytes):
             text = text.decode(errors="replace")
         return self._tokenizer.encode_segments([text])[0]
-
-
-def _reason(error: str) -> str:
-    """One line: the others draw the place in the grammar, which the client did not write in these words."""
-    lines = error.strip().splitlines()
-    told = next(
-        (line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0] if lines else ""
-    )
-    return told.rstrip(".") or "it cannot be compiled"

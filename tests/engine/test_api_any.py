@@ -183,6 +183,11 @@ async def test_a_thousand_chats(
             400,
         ),
         (
+            b'{"model":"tiny","messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":'
+            b'{"name":"f","parameters":' + b'{"items":' * 1000 + b"{}" + b"}" * 1000 + b"}}]}",
+            400,
+        ),
+        (
             b'{"model":"tiny","messages":[{"role":"assistant","tool_calls":[{"id":"c","function":{"name":"f","arguments":'
             b'"' + b"[" * 99 + b"]" * 99 + b'"}}]},{"role":"user","content":"a"}],"max_tokens":1}',
             200,

@@ -207,10 +207,23 @@ async def test_the_model_is_shown_tools_and_what_came_of_calls(
 async def test_a_schema_that_cannot_be_enforced_is_refused_only_where_it_must_be(
     tokenizer: Tokenizer, chat_template: ChatTemplate
 ) -> None:
-    odd = {"type": "function", "function": {"name": "odd", "parameters": {"type": "object", "not": {}}}}
+    def odd(schema: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": "odd", "parameters": schema}}
+
+    deep: dict[str, Any] = {"type": "object"}
+    for _ in range(100):
+        deep = {"type": "object", "properties": {"a": deep}}
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"type": "object", "not": {}}, "'not'"),
+        ({"properties": {"id": {"const": 2**63}}}, "#/properties/id/const"),
+        (deep, "too deeply"),
+    ]
     async with serving(executor(tokenizer, "Hi."), tokenizer, chat_template) as served:
-        assert (await chat_call(served.app, tools=[odd]).done()).status == 200
-        call = await chat_call(served.app, tools=[odd], tool_choice="required").done()
-    assert call.status == 400
-    assert (call.json()["error"]["param"], call.json()["error"]["code"]) == ("tools", "unsupported_schema")
-    assert "not" in call.json()["error"]["message"]
+        for schema, says in refused:
+            tools = [CLOCK, odd(schema)]
+            call = await chat_call(served.app, tools=tools, tool_choice="required").done()
+            error = call.json()["error"]
+            assert (call.status, error["code"]) == (400, "unsupported_schema")
+            assert error["param"] == "tools[1].function.parameters"
+            assert says in error["message"]
+        assert (await chat_call(served.app, tools=[odd(refused[0][0])]).done()).status == 200

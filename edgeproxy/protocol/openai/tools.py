@@ -46,6 +46,11 @@ class Tools:
     def callable(self) -> tuple[Tool, ...]:
         return () if self.mode == "none" else tuple(tool for tool in self.given if tool.name in self.names)
 
+    def where(self, tool: Tool) -> str:
+        """The field of the schema of one of them."""
+        index = next(index for index, given in enumerate(self.given) if given is tool)
+        return f"tools[{index}].function.parameters"
+
     @property
     def enforced(self) -> bool:
         """Whether plain sampling cannot promise what was asked for."""

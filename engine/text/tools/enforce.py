@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from edgeproxy.protocol.openai.checks import Json
 from edgeproxy.protocol.openai.tools import Tool
+from engine.text.recursion import check_ends
+from engine.text.schema import exact, references
 from engine.text.tools.formats import ToolFormat
 from engine.text.tools.marks import HERMES_CLOSE as CLOSE
 from engine.text.tools.marks import HERMES_OPEN as OPEN
@@ -29,7 +31,7 @@ def calls_or_text(
     """The same, or text; after text too, where a mark tells calls from it. `schema`: of the text, which is JSON."""
     rules = _calls(tools, style, parallel, mark_id)
     if schema is not None:
-        return f"start: calls | answer\nanswer: {_json(schema)}\n{rules}"
+        return f"start: calls | answer\nanswer: {_json(exact(schema))}\n{rules}"
     if style.name == "hermes":
         more = '("\\n" call)*' if parallel else ""
         return (
@@ -68,8 +70,10 @@ def _call_rules(tools: Sequence[Tool], style: ToolFormat) -> str:
 
 
 def _pythonic(rule: str, tool: Tool) -> str:
-    """Its required arguments in their order, then any of the others in theirs."""
+    """Its required arguments in their order, then any of the others in theirs, each a schema by itself."""
     schema = arguments_of(tool)
+    if not all(str(name).startswith(("#/$defs/", "#/definitions/")) for name in references(schema)):
+        raise ValueError("this model writes arguments one by one: a '$ref' must name what is in '$defs'")
     properties: dict[str, Any] = schema.get("properties") or {}
     needed = [name for name in schema.get("required", ()) if name in properties]
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
@@ -83,8 +87,10 @@ def _pythonic(rule: str, tool: Tool) -> str:
 
 def arguments_of(tool: Tool) -> Json:
     """Its schema, of an object in any case, and with no other members than it names, unless it asks for others itself:
-    a small model that may make up names does little else."""
-    schema = {**tool.parameters, "type": "object"}
+    a small model that may make up names does little else. Raises ValueError where nobody could follow it exactly."""
+    schema: Json = {**tool.parameters, "type": "object"}
+    check_ends(schema)
+    schema = exact(schema)
     return schema if "properties" not in schema else {"additionalProperties": False, **schema}
 
 
