@@ -31,9 +31,11 @@ from engine.executor.gpu import device
 from engine import rehearsal
 from engine.node import Node
 from tests.engine.executor.gpu.cuda_models import TINY_TILES
+from tests.engine.executor.gpu.interpreter import quicken
 from tests.engine.executor.gpu.stand_in import Recorder
 from tests.engine.gpu.fake_nvml import WHOLE, Device, FakeNvml
 
+quicken()
 told = []
 
 class Nvml(FakeNvml):
@@ -93,7 +95,7 @@ def arguments(tmp_path: Path) -> list[str]:
 def served(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     pipe = subprocess.PIPE
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *arguments]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
         try:
             yield child

@@ -3,7 +3,8 @@ memory of its device. Needs no GPU.
 
     python tests/engine/executor/gpu/compile_kernels.py 80 90 [--few]
 
---few: of other architectures than the first only products and attention; less of float32; heads half as large.
+--few: of other architectures than the first only products and attention in bf16; less of float32; heads half as large,
+and a quarter of a row at a time.
 
 The interpreter takes what the compiler does not (shapes, types, unsupported instructions): this finds it. A process of
 its own, because Triton decides once whether it interprets.
@@ -31,7 +32,7 @@ HEADS = {"HEADS": 32, "DIM": DIM}
 FIRST = 90
 """The architecture for which everything is compiled."""
 PAGED = {"KV_HEADS": 8, "TABLE": 512, "BLOCK_TOKENS": 16}
-VOCAB = {"VOCAB": 128256, "BLOCK": 4096}
+VOCAB = {"VOCAB": 128256}
 TYPES = {
     "bf": "*bf16", "f": "*fp32", "h": "*fp16", "i": "*i32", "l": "*i64", "d": "*fp64", "b": "*i8", "u": "*u8",
     "n": "i32", "m": "i32", "s": "fp32",
@@ -88,25 +89,27 @@ def attentions(tiles: Tiles, value: str, kinds: Sequence[str], dim: int) -> Iter
         )  # fmt: skip
 
 
-def others() -> Iterator[Case]:
-    """What needs hardly any shared memory, and is the same on every device."""
-    norms = {"COLS": 4096, "EPS": 1e-5, "BR": 1, "BC": 4096}
+def others(width: int) -> Iterator[Case]:
+    """What needs hardly any shared memory, and is the same on every device. width: of a row, or what of it is taken at
+    a time."""
+    norms = {"COLS": width, "EPS": 1e-5, "BR": 1, "BC": width}
+    sampling = VOCAB | {"BLOCK": width}
     yield Case("add_norm", norm.add_norm, "f f f bf n", norms | {"ADD": True})
     yield Case("gather_norm", norm.gather_norm, "f f f i bf n", norms)
-    yield Case("swiglu", swiglu.swiglu, "f bf n", {"COLS": 14336, "BLOCK": 1024})
+    yield Case("swiglu", swiglu.swiglu, "f bf n", {"COLS": 14336, "BLOCK": width // 4})
     for bits, level in ((16, "bf"), (8, "b"), (4, "u")):
         table = f"i i i {level} h h f n"
-        yield Case(f"embed {bits}", embed.embed, table, {"COLS": 4096, "BITS": bits, "BR": 1, "BC": 4096})
+        yield Case(f"embed {bits}", embed.embed, table, {"COLS": width, "BITS": bits, "BR": 1, "BC": width})
     for kv in ("bf", "u"):
         yield Case(
             f"rope into {kv}", rope.rope_and_store, f"f f i i i bf {kv} {kv} n", HEADS | PAGED | {"BR": 16, "BP": 64}
         )
     yield Case("merge", attention.merge, "f f i i bf n", HEADS | {"PART": 1024, "PARTS": 8, "BR": 16, "BD": DIM})
     wide = {"num_warps": 8}
-    yield Case("adjust", adjust.adjust, "f i i i i i d i i f f i", VOCAB | {"WORDS": 4008}, wide)
-    yield Case("draw", draw.draw, "f l i i i i d i", VOCAB, wide)
-    yield Case("commit", outcome.commit, "i i i i i", {"VOCAB": 128256}, {"num_warps": 1})
-    yield Case("tell", outcome.tell, "f i i i i d", VOCAB, wide)
+    yield Case("adjust", adjust.adjust, "f i i i i i d i i f f i", sampling | {"WORDS": 4008}, wide)
+    yield Case("draw", draw.draw, "f l i i i i d i", sampling, wide)
+    yield Case("commit", outcome.commit, "i i i i i", VOCAB, {"num_warps": 1})
+    yield Case("tell", outcome.tell, "f i i i i d", sampling, wide)
 
 
 def build(case: Case, arch: int) -> str:
@@ -143,11 +146,11 @@ def cases(arch: int, value: str, few: bool) -> Iterator[Case]:
 def main() -> None:
     few = "--few" in sys.argv
     for arch in (int(argument) for argument in sys.argv[1:] if argument.isdigit()):
-        for value in ("bf", "f"):
+        for value in ("bf",) if few and arch != FIRST else ("bf", "f"):
             for case in cases(arch, value, few):
                 print(f"sm_{arch} in {TYPES[value][1:]}, {case.name}: {build(case, arch)}", flush=True)
         if arch == FIRST or not few:
-            for case in others():
+            for case in others(1024 if few else 4096):
                 print(f"sm_{arch} {case.name}: {build(case, arch)}", flush=True)
 
 

@@ -10,6 +10,10 @@ import pytest
 os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="triton is not installed: scripts/install --dev")
 
+from tests.engine.executor.gpu.interpreter import quicken
+
+quicken()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Infinities and NaN are computed with on purpose, and numpy, unlike a GPU, warns of each."""
