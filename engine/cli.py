@@ -95,6 +95,7 @@ def _options(model: str, threads: int | None, **sizes: Any) -> Any:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="edgeproxy", prog_name="engine")
 def main() -> None:
     """A small inference engine: one node of a region, with an OpenAI-compatible API."""
 
@@ -234,7 +235,7 @@ def serve(
 def pack(model: str, out: Path | None, cache: Path | None, **layout: Any) -> None:
     """Pack a GGUF file into an image that nodes map and run in place, in the layout of the device."""
     from engine.model.cache import default_folder, opened
-    from engine.model.source import resolve
+    from engine.model.source import check_published, resolve
     from engine.progress import PackProgress
 
     try:
@@ -245,9 +246,10 @@ def pack(model: str, out: Path | None, cache: Path | None, **layout: Any) -> Non
         packer = packer_of(_options(model, 1, kv_tokens=KV_TOKENS, **layout))
         with PackProgress() as progress:
             if out is None:
-                image = opened(model, cache or default_folder(), packer, progress)
+                image = opened(model, cache or default_folder(), packer, progress, thorough=True)
             else:
                 check_place(out)
+                check_published(model)
                 image = write(resolve(model), out, packer, progress)
     except (ValueError, RuntimeError, OSError) as error:
         raise click.ClickException(str(error)) from error
@@ -256,7 +258,12 @@ def pack(model: str, out: Path | None, cache: Path | None, **layout: Any) -> Non
 
 @main.command()
 @click.argument("model")
-@click.option("--verify", is_flag=True, help="Read an image's weights too, and compare all of it with its hashes.")
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Read the weights too: an image's hashes; of a GGUF file, that no number is NaN or infinite, and the hash of "
+    "the package that it is in.",
+)
 @_model_options
 def inspect(model: str, verify: bool, **sizes: Any) -> None:
     """Show what a GGUF file or an image holds, and the memory that a node of it takes."""

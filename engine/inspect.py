@@ -7,15 +7,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
+from engine import memory
 from engine.model import layout
 from engine.model.arch import LlamaConfig, llama_config
 from engine.model.gguf import TensorInfo
 from engine.model.gguf import read as read_gguf
 from engine.model.image import Image, is_image, verify
 from engine.model.image import read as read_image
-from engine.model.source import SourceError, resolve
+from engine.model.pack import check_weights
+from engine.model.source import SourceError, check_published, resolve
 from engine.startup import ModelOptions, packer_of
 
 
@@ -33,15 +35,31 @@ def show(options: ModelOptions, check: bool) -> None:
         _show(console, image.config, image.tensors, options)
         if check:
             verify(image)
-            console.print("every section has the hash that was written")
+            console.print("every section has the hash that was written, and there is nothing between them")
     else:
         gguf = read_gguf(path)
         _show(console, llama_config(gguf), gguf.tensors, options)
+        if check:
+            check_published(options.model)
+            check_weights(gguf)
+            console.print("no number of its weights is NaN or infinite; a GGUF file has no hashes of them")
 
 
 def _show(console: Console, config: LlamaConfig, tensors: Mapping[str, TensorInfo], options: ModelOptions) -> None:
     weights = sum(tensor.nbytes for tensor in tensors.values())
-    console.print(_facts(config), _kinds(tensors.values()), _memory(layout.plan(config, weights, options.sizes)))
+    plan = layout.plan(config, weights, options.sizes)
+    console.print(_facts(config), _kinds(tensors.values()), _memory(plan))
+    console.print(_fits(plan), soft_wrap=True)
+
+
+def _fits(plan: layout.Plan) -> str:
+    """Whether a node would start here and now; on a GPU its own memory decides, and is not asked."""
+    available = memory.available()
+    try:
+        needed = layout.check_fits(plan, available)
+    except layout.LayoutError as error:
+        return f"does not fit: {error}"
+    return f"fits: needs {layout.mib(needed)}, {available.bound} leaves {layout.mib(available.nbytes)}"
 
 
 def _origin(image: Image) -> Table:
@@ -70,7 +88,7 @@ def _kinds(tensors: Iterable[TensorInfo]) -> Table:
         kind = (name, tensor.dtype, " x ".join(map(str, tensor.shape)))
         count[kind] += 1
         nbytes[kind] += tensor.nbytes
-    table = Table("tensor", "type", "shape", "count", "MiB")
+    table = Table(Column("tensor", overflow="fold"), "type", "shape", _number("count"), _number("MiB"))
     for kind, number in count.items():
         table.add_row(*kind, str(number), f"{nbytes[kind] / 2**20:.2f}")
     table.add_section()
@@ -78,10 +96,23 @@ def _kinds(tensors: Iterable[TensorInfo]) -> Table:
     return table
 
 
+def _number(title: str) -> Column:
+    """Never cut, however narrow the terminal."""
+    return Column(title, justify="right", no_wrap=True)
+
+
 def _memory(plan: layout.Plan) -> Table:
     sizes = plan.sizes
     title = f"memory: {sizes.blocks} blocks, {sizes.slots} slots, steps of {sizes.step_tokens}, {sizes.threads} threads"
-    table = Table("region", "buffer", "offset", "live in phases", "bytes", title=title, title_justify="left")
+    table = Table(
+        Column("region", no_wrap=True),
+        Column("buffer", overflow="fold"),
+        _number("offset"),
+        Column("phases", no_wrap=True),
+        _number("bytes"),
+        title=title,
+        title_justify="left",
+    )
     for region in plan.regions:
         for placed in region.buffers:
             live = f"{placed.buffer.first} to {placed.buffer.last}"

@@ -50,10 +50,14 @@ class _Abort:
     asked_at: int
 
 
+class Condemned(Exception):
+    """What the executor computes must not be used; why is its argument."""
+
+
 FLUSH_S = 5.0
 """For the store to be written when the engine stops."""
 
-_Command = _Add | _Abort | None
+_Command = _Add | _Abort | Condemned | None
 """None stops the thread."""
 _Events = list[tuple[str, Delta | ApiError]]
 
@@ -200,6 +204,13 @@ class EngineLoop:
             self._store.close(max(0.1, deadline - self._clock()))
         self._executor.close()
 
+    def condemn(self, cause: Exception) -> None:
+        """Ends everything with an error, as if the executor had failed, and keeps nothing of what it computed.
+
+        From any thread.
+        """
+        self._mailbox.put(Condemned(cause))
+
     @property
     def live(self) -> int:
         """Requests that have not ended, without rehearsals."""
@@ -250,7 +261,10 @@ class EngineLoop:
             self._emit(list(self._scheduler.abort_all()))
             self._flush()
         except Exception as error:
-            logger.exception("the engine failed")
+            if not isinstance(error, Condemned):  # whoever condemned it has told
+                logger.exception("the engine failed")
+            elif self._store is not None:
+                self._store.discard()
             self.failure = error
             self._call(self._fail)
         finally:
@@ -343,7 +357,10 @@ class EngineLoop:
         self._changes.clear()
         self._call(lambda: self._deliver([], changes))
 
-    def _apply(self, command: _Add | _Abort) -> _Events:
+    def _apply(self, command: _Add | _Abort | Condemned) -> _Events:
+        """Raises Condemned."""
+        if isinstance(command, Condemned):
+            raise command
         if isinstance(command, _Abort):
             return list(self._scheduler.abort(command.request_id, command.asked_at))
         try:

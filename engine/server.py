@@ -22,13 +22,14 @@ from engine.hosts import Hosts, is_loopback
 from engine.loop import FLUSH_S, EngineLoop
 from engine.node import STALL_S, Node
 from engine.rehearsal import Rehearsal
-from engine.startup import Start, StartError
+from engine.startup import Opened, Start, StartError
 
 if TYPE_CHECKING:
     import uvicorn
 
     from engine.executor.base import Executor
     from engine.gpu.monitor import Monitor
+    from engine.integrity import WeightsCheck
     from engine.traces import Traces
 
 
@@ -100,6 +101,7 @@ async def _serve(options: ServeOptions, start: Start) -> int:
     answering = asyncio.create_task(_answering(app, listener, ready))
     engine: EngineLoop | None = None
     watch: asyncio.Task[None] | None = None
+    check: WeightsCheck | None = None
     gpu = _GpuWatch(None)
     flush_s = min(FLUSH_S, options.drain_s / 2) if options.kv_store else 0.0
     try:
@@ -125,6 +127,7 @@ async def _serve(options: ServeOptions, start: Start) -> int:
             print(f"ready: {options.model_id} ({engine.numerics}) {_took(start, opened.executor)}", flush=True)
             if traces is not None:
                 traces.started(start.began, start.phases, engine.numerics)
+            check = _weights_check(opened, engine, start.cache)
             if residency := await asyncio.to_thread(opened.executor.residency):
                 print(residency, flush=True)
             await _first(*(end.wait() for end in ends))
@@ -137,6 +140,8 @@ async def _serve(options: ServeOptions, start: Start) -> int:
                 await _first(app.quiet(), signals.hurry.wait())
         return 1 if engine.failed.is_set() or gpu.failed.is_set() else 0
     finally:
+        if check is not None:
+            check.stop()
         if engine is not None:
             await asyncio.to_thread(engine.stop, flush_s)  # the event loop goes on watching it
         if watch is not None:
@@ -155,6 +160,16 @@ def _traces(options: ServeOptions) -> Traces | None:
     from engine.traces import traces  # OpenTelemetry takes longer to load than all else
 
     return traces(options.traces_to, options.model_id)
+
+
+def _weights_check(opened: Opened, engine: EngineLoop, cache: Path) -> WeightsCheck | None:
+    if opened.image is None:
+        return None
+    from engine.integrity import guard
+
+    check = guard(opened.image, opened.executor, engine, cache)
+    check.start()
+    return check
 
 
 def _engine(options: ServeOptions, executor: Executor) -> EngineLoop:

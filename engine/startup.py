@@ -91,6 +91,8 @@ class Opened(NamedTuple):
     text: Text
     monitor: Monitor | None = None
     """Of the GPU that the executor is on; whoever takes it starts and closes it."""
+    image: Image | None = None
+    """What its weights are to be held against."""
     settles: bool = False
     """Whether the node is ready only when requests take as long as they will: on a GPU, where the first ones of each
     kind load what later ones find."""
@@ -136,6 +138,11 @@ class Start:
                 self._opened.monitor.close()
             self._opened = None
 
+    @property
+    def cache(self) -> Path:
+        """Folder of packed images."""
+        return self._options.cache or cache.default_folder()
+
     def then(self, callback: Callable[[], None]) -> None:
         """Calls back when it has ended, in its thread; at once if it has already."""
         with self._lock:
@@ -178,7 +185,7 @@ class Start:
             if monitor is not None:
                 monitor.close()
             raise
-        return Opened(executor, text, monitor, settles=self._options.device != "cpu")
+        return Opened(executor, text, monitor, image, settles=self._options.device != "cpu")
 
     def _first_tokens(self, image: Image, monitor: Monitor | None) -> tuple[Executor, Text]:
         executor = self._timed("map and arena", lambda: open_executor(image, self._options, monitor))

@@ -141,6 +141,13 @@ class BlockStore:
         if name in self._index:
             self._index.move_to_end(name)
 
+    def discard(self) -> None:
+        """Nothing that it holds is to be found again, by this process or a later one; no more is kept."""
+        self.broken = True
+        self._index.clear()
+        with suppress(OSError):
+            _write_all(self._fd, _header(self._block_bytes, self._count, ""), 0)
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Writes what waits, as far as it takes no longer, and in which order blocks were used. Idempotent."""
         if self._fd < 0:

@@ -39,6 +39,22 @@ class PyExecutor {
         return nb::make_tuple(file.resident_before(), file.populate_s(), now);
     }
 
+    // Fills `into` with the mapped file's bytes from `offset` on.
+    void read_file(nb::handle offset, nb::handle into) const {
+        const uint64_t at = unsigned_of(offset, "offset", std::numeric_limits<int64_t>::max());
+        Py_buffer view{};
+        if (PyObject_GetBuffer(into.ptr(), &view, PyBUF_WRITABLE) != 0) throw nb::python_error();
+        const edge::MappedFile& file = executor_.file();
+        const auto size = static_cast<size_t>(view.len);
+        const bool fits = at <= file.size() && size <= file.size() - at;
+        if (fits) {
+            nb::gil_scoped_release release;
+            file.copy(at, size, static_cast<uint8_t*>(view.buf));
+        }
+        PyBuffer_Release(&view);
+        if (!fits) refuse("the file ends before byte " + std::to_string(at + size));
+    }
+
     void submit(nb::handle plan) {
         ids_.clear();
         rows_.clear();
@@ -178,6 +194,7 @@ NB_MODULE(_native, m) {
              "step_tokens"_a, "isa"_a, "activation_bits"_a, "plan"_a, "kv_dtype"_a)
         .def_prop_ro("isa", &PyExecutor::isa)
         .def("residency", &PyExecutor::residency)
+        .def("read_file", &PyExecutor::read_file, "offset"_a, "into"_a)
         .def("submit", &PyExecutor::submit, "plan"_a)
         .def("allow", &PyExecutor::allow, "slot"_a, "step"_a, "mask"_a.none())
         .def("collect", &PyExecutor::collect)

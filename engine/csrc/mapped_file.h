@@ -3,7 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "bus_fault.h"
 
 namespace edge {
 
@@ -12,7 +15,7 @@ void touch_pages(const uint8_t* from, size_t nbytes);
 
 class MappedFile {
   public:
-    // Throws std::runtime_error naming the path and the system's reason.
+    // Throws std::runtime_error naming the path and the system's reason; also where pages of it cannot be read.
     explicit MappedFile(const std::string& path);
     ~MappedFile();
     MappedFile(const MappedFile&) = delete;
@@ -20,6 +23,9 @@ class MappedFile {
 
     const uint8_t* data() const { return data_; }
     size_t size() const { return size_; }
+
+    // Throws std::out_of_range beyond its end.
+    void copy(size_t offset, size_t nbytes, uint8_t* out) const;
 
     // The share of its pages that are in memory now, by mincore(2); it costs some 14 ms a GiB.
     double resident() const;
@@ -32,6 +38,7 @@ class MappedFile {
     size_t size_ = 0;
     double resident_before_ = 0.0;
     double populate_s_ = 0.0;
+    std::optional<BusFaultNote> note_;
 };
 
 }  // namespace edge

@@ -99,6 +99,13 @@ class Executor(ABC):
         """Of weights that are mapped; None where they are not."""
         return None
 
+    def read_file(self, offset: int, into: bytearray | memoryview) -> bool:
+        """Fills `into` with bytes of the model's file as the steps see them. From any thread.
+
+        False, and nothing read, where steps run on a copy of the file.
+        """
+        return False
+
     @property
     @abstractmethod
     def block_bytes(self) -> int:

@@ -80,6 +80,11 @@ class NativeExecutor(Executor):
         """Asks the system, for some 14 ms a GiB. Raises RuntimeError once closed."""
         return Residency(*self._open().residency())
 
+    def read_file(self, offset: int, into: bytearray | memoryview) -> bool:
+        """Raises ValueError beyond the file's end, RuntimeError once closed."""
+        self._open().read_file(offset, into)
+        return True
+
     def submit(self, plan: StepPlan) -> None:
         """Raises ValueError naming what breaks the contract, RuntimeError beyond `depth` plans or once closed."""
         self._open().submit(plan)

@@ -13,7 +13,7 @@ import glob
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from typing import Final
 import orjson
 import xxhash
 
-from engine.model.image import VERSION, Image, ImageError, Progress, is_image, read
+from engine.model.image import VERSION, Image, ImageError, Progress, is_image, read, verify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 SCHEME: Final = "package:"
 FOLDER: Final = "edgeproxy"
+DAMAGED: Final = ".damaged"
+"""In place of .image: what was found to be damaged, the last one."""
 
 
 def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -39,35 +41,77 @@ def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / FOLDER
 
 
-def opened(uri: str, folder: Path, packer: Packer, progress: Progress = lambda done, total: None) -> Image:
+def opened(
+    uri: str,
+    folder: Path,
+    packer: Packer,
+    progress: Progress = lambda done, total: None,
+    *,
+    thorough: bool = False,
+) -> Image:
     """The image of a GGUF file, packed now if it never was; or the image itself, if the URI names one.
 
+    thorough: one that is there is read as a whole, and packed again where it is damaged.
     Processes that want the same image at once: one packs, the others wait for it. Raises SourceError, GgufError,
     ImageError.
     """
+    check = verify if thorough else _unchecked
     try:
         note = _note(uri, folder)
         path, digest = _remembered(note) or _looked_up(uri, note)
         if not digest:
-            return read(path, packer.layout)
+            image = read(path, packer.layout)
+            check(image)
+            return image
     except OSError as error:
         raise ImageError(
             f"{error.filename or uri}: {error.strerror or error}; name a file you may read, and with --cache a folder "
             "you may write"
         ) from error
-    out = folder / f"{path.stem[:100]}-{digest[:16]}-{packer.layout}-{VERSION}.image"
-    image = _found(out, digest, packer.layout)
-    if image is None:
+    out = folder / f"{path.stem[:100]}{_ending(digest, packer.layout)}"
+    found = _found(out, digest, packer.layout, check)
+    if found is None:
         with _locked(out):
-            image = _found(out, digest, packer.layout) or _packed(path, out, packer, progress)
-    return image
+            found = _found(out, digest, packer.layout, check) or _packed(path, out, packer, progress)
+    return found
 
 
-def _found(out: Path, digest: str, layout: str) -> Image | None:
+def set_aside(image: Image, folder: Path) -> Path | None:
+    """Renames a damaged image of the cache, so that the next start packs anew; where to, or None where it is not done.
+
+    Not where another process has put a sound one in its place, nor for a file that is not the cache's. Nodes that map
+    it keep it. Raises ImageError, OSError.
+    """
+    if image.path.parent != folder or not image.path.name.endswith(_ending(image.source.digest, image.layout)):
+        return None
+    with _locked(image.path):
+        if not image.path.exists() or _sound(image.path, image.layout):
+            return None
+        return image.path.replace(image.path.with_suffix(DAMAGED))
+
+
+def _sound(path: Path, layout: str) -> bool:
+    try:
+        verify(read(path, layout))
+    except ImageError:
+        return False
+    return True
+
+
+def _ending(digest: str, layout: str) -> str:
+    return f"-{digest[:16]}-{layout}-{VERSION}.image"
+
+
+def _unchecked(image: Image) -> None:
+    """As it is: to read all of it would take longer than a start may."""
+
+
+def _found(out: Path, digest: str, layout: str, check: Callable[[Image], None]) -> Image | None:
     if not out.exists():
         return None
     try:
         image = read(out, layout)
+        check(image)
     except ImageError as error:
         logger.warning("packing again: %s", error)
         return None
@@ -75,10 +119,8 @@ def _found(out: Path, digest: str, layout: str) -> Image | None:
 
 
 def _packed(path: Path, out: Path, packer: Packer, progress: Progress) -> Image:
-    from engine.model.pack import PART, pack
+    from engine.model.pack import pack
 
-    for left_behind in out.parent.glob(f".{out.name}.*{PART}"):  # by a process that was killed: the lock is ours
-        left_behind.unlink(missing_ok=True)
     image = pack(path, out, packer, progress)
     _prune(out)
     return image
@@ -91,8 +133,8 @@ def _prune(out: Path) -> None:
         found = other.stem.rpartition("-")[2]
         if found.isdigit() and int(found) < int(version):
             with suppress(OSError):  # another process may be faster, and an image too many does no harm
-                other.unlink()
-                other.with_suffix(".lock").unlink()
+                for suffix in (".image", ".lock", DAMAGED):
+                    other.with_suffix(suffix).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -126,12 +168,15 @@ def _remembered(note: Path) -> tuple[Path, str] | None:
 
 def _looked_up(uri: str, note: Path) -> tuple[Path, str]:
     """The digest is empty where the file is an image itself. Raises SourceError, OSError."""
+    from engine.model.gguf import read as read_gguf
     from engine.model.pack import digest_of
-    from engine.model.source import resolve
+    from engine.model.source import check_published, resolve
 
     path = resolve(uri)
     if is_image(path):
         return path, ""
+    read_gguf(path)  # what is no model leaves nothing in the folder
+    check_published(uri)
     note.parent.mkdir(parents=True, exist_ok=True)
     stamp, digest = _stamp(path), digest_of(path)
     part = note.with_suffix(f".{os.getpid()}")

@@ -19,6 +19,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
+from engine.model.foreign import HEAD_BYTES, foreign
+
+MAGIC: Final = b"GGUF"
 MAX_HEAD_BYTES: Final = 64 << 20
 """Metadata and tensor table together. A vocabulary of 256k tokens with its merges takes 16 MiB."""
 MAX_NAME_BYTES: Final = 65_535
@@ -148,8 +151,10 @@ class _Reader:
         return Gguf(self.path, version, MappingProxyType(metadata), MappingProxyType(placed))
 
     def header(self) -> tuple[int, int, int]:
-        if self.take(4) != b"GGUF":
-            self.fail("does not begin with 'GGUF'", "name a GGUF file")
+        if self.data[:4] != MAGIC:
+            found = foreign(self.data[:HEAD_BYTES])
+            raise GgufError(f"{self.path}: this is {found.what}; {found.remedy}")
+        self.take(4)
         version = self.u32()
         if version not in (2, 3):
             known = "a big-endian file" if version in (2 << 24, 3 << 24) else f"version {version}"

@@ -9,8 +9,8 @@ The header stands last so that a file is written in one pass. All numbers are li
 everything that is wrong with it is an ImageError.
 
 What is checked when: `read` checks the preamble, the header and the file's size; `Image.vocabulary` checks the sections
-it reads. The weights are checked by `pack` and by `verify` alone, since a start must not read them all: weights that
-rot on the disk make wrong numbers, never a crash.
+it reads. The weights are checked by `pack`, by `verify`, and by a node once it is ready (engine/integrity.py), since a
+start must not read them all.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def read(path: Path | str, layout: str) -> Image:
 
 
 def verify(image: Image, progress: Progress = lambda done, total: None) -> None:
-    """Reads all of it and compares every section with its hash. Raises ImageError."""
+    """Reads all of it: every section has its hash, and what lies between them is zeros. Raises ImageError."""
     total = sum(section.nbytes for section in image.sections.values())
     done = 0
     with _mapped(image.path) as data, memoryview(data) as view:
@@ -151,6 +151,21 @@ def verify(image: Image, progress: Progress = lambda done, total: None) -> None:
                 progress(done, total)
             if state.hexdigest() != section.xxh3:
                 raise damaged(image.path, f"its {name} do not have the hash that was written")
+        for start, end in _gaps(image, data):
+            if view[start:end].tobytes().strip(b"\0"):
+                raise damaged(image.path, f"bytes {start} to {end - 1} are no zeros, as they were written")
+
+
+def _gaps(image: Image, data: mmap.mmap) -> Iterator[tuple[int, int]]:
+    """What no hash covers. A header with the right hash may name sections that leave much or overlap."""
+    at = PREAMBLE.size
+    header = PREAMBLE.unpack_from(data)[4]
+    for start, nbytes in sorted((section.offset, section.nbytes) for section in image.sections.values()):
+        if start - at > WEIGHTS_AT:
+            raise damaged(image.path, f"there are {start - at} bytes that belong to nothing")
+        yield at, start
+        at = max(at, start + nbytes)
+    yield at, max(at, header)
 
 
 def damaged(path: Path, what: str) -> ImageError:

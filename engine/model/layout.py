@@ -177,15 +177,15 @@ def kv_token_bytes(config: LlamaConfig, kv_dtype: str = "f16") -> int:
     return 2 * config.layers * config.kv_heads * config.head_dim // _KV_GROUP * KV_DTYPES[kv_dtype]
 
 
-def check_fits(plan: Plan, available: Available) -> None:
-    """Raises LayoutError with numbered remedies.
+def check_fits(plan: Plan, available: Available) -> int:
+    """Bytes that are needed. Raises LayoutError with numbered remedies.
 
     Counts buffers as if none shared bytes: the arena's saving is small beside weights and KV, and a plan that is too
     large by a little is better than a node that is killed.
     """
     needed = sum(region.apart for region in plan.regions) + PROCESS_BYTES
     if needed <= available.nbytes:
-        return
+        return needed
     parts = ", ".join(f"{region.name} {mib(region.apart)}" for region in plan.regions)
     remedies = "; ".join(f"({number}) {text}" for number, text in enumerate(_remedies(plan, needed, available), 1))
     raise LayoutError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import mmap
 import os
 import struct
@@ -17,7 +19,8 @@ import orjson
 import xxhash
 
 from engine.model.arch import llama_config
-from engine.model.gguf import Gguf, TensorInfo, read
+from engine.model.finite import not_finite
+from engine.model.gguf import BLOCKS, Gguf, GgufError, TensorInfo, read
 from engine.model.image import (
     MAGIC,
     PREAMBLE,
@@ -85,6 +88,26 @@ def check_place(out: Path) -> None:
         raise ImageError(f"{out}: is there already and is no image; name another place (-o), or remove it first")
 
 
+def check_weights(gguf: Gguf, progress: Progress = lambda done, total: None) -> None:
+    """Reads all tensors of a GGUF file. It has no hashes: only what no model holds is found. Raises GgufError."""
+    done, total = 0, sum(tensor.nbytes for tensor in gguf.tensors.values())
+    with gguf.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for tensor in gguf.tensors.values():
+            check_numbers(gguf.path, tensor, data[tensor.offset : tensor.offset + tensor.nbytes])
+            done += tensor.nbytes
+            progress(done, total)
+
+
+def check_numbers(path: Path, tensor: TensorInfo, data: bytes) -> None:
+    """Raises GgufError for a tensor with NaN or infinity in it."""
+    block = not_finite(tensor.dtype, data)
+    if block is not None:
+        raise GgufError(
+            f"{path}: the tensor {tensor.name!r} has NaN or infinity in block {block} of {BLOCKS[tensor.dtype][1]} "
+            "bytes: the file is damaged; fetch it again"
+        )
+
+
 def digest_of(path: Path) -> str:
     """xxh3_128 of a file's bytes, hexadecimal. Raises OSError."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -93,9 +116,13 @@ def digest_of(path: Path) -> str:
 
 @contextmanager
 def _replacing(out: Path) -> Iterator[tuple[Path, IO[bytes]]]:
-    """A file beside `out` that takes its name when the block ends well, and is gone when it does not."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{out.name}.", suffix=PART, dir=out.parent)
-    part = Path(name)
+    """A file beside `out` that takes its name when the block ends well, and is gone when it does not.
+
+    Its writer holds a lock on it, which ends with the process: what a killed one left is removed, what one that lives
+    writes is not.
+    """
+    _remove_left_behind(out)
+    descriptor, part = _locked_part(out)
     try:
         with os.fdopen(descriptor, "w+b", WRITE_BYTES) as file:
             yield part, file
@@ -110,6 +137,24 @@ def _replacing(out: Path) -> Iterator[tuple[Path, IO[bytes]]]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _locked_part(out: Path) -> tuple[int, Path]:
+    """Raises OSError."""
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=f".{out.name}.", suffix=PART, dir=out.parent)
+        with suppress(OSError):  # a file system without locks: parts stay until somebody removes them
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, Path(name)
+        os.close(descriptor)  # somebody took it for left behind before it was locked
+
+
+def _remove_left_behind(out: Path) -> None:
+    for part in out.parent.glob(f".{glob.escape(out.name)}.*{PART}"):
+        with suppress(OSError), part.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            part.unlink()
 
 
 class _Writer:
@@ -146,7 +191,9 @@ class _Writer:
         done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
         with self.gguf.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for tensor in tensors.values():
-                dtype, packed = self.packer.packed(tensor, data[tensor.offset : tensor.offset + tensor.nbytes])
+                raw = data[tensor.offset : tensor.offset + tensor.nbytes]
+                check_numbers(self.gguf.path, tensor, raw)
+                dtype, packed = self.packer.packed(tensor, raw)
                 state.update(self.pad(TENSOR_ALIGNMENT))
                 table.append((tensor.name, dtype, tensor.shape, self.file.tell(), len(packed)))
                 self.file.write(packed)

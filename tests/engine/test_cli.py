@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from edgeproxy.protocol.node.report import TOKEN_ENV
 from engine.cli import main, size_in_bytes
+from engine.model.gguf import read
 
 SERVE = ["serve", "--model-id", "m", "--port", "0"]
 
@@ -115,7 +116,7 @@ def test_inspect_shows_configuration_tensors_and_memory(tiny_path: Path) -> None
     memory = result.output[result.output.index("memory: 10 blocks") :]
     lines = (line for line in memory.splitlines() if line[:1] in ("│", "┃"))
     titles, *rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines]
-    assert titles == ["region", "buffer", "offset", "live in phases", "bytes"]
+    assert titles == ["region", "buffer", "offset", "phases", "bytes"]
     rows = [row for row in rows if row[0]]  # a long name goes on in a line of its own
     assert [row[0] for row in rows[-1:]] == ["arena"]
     assert {"weights", "activations", "kv", "sampling"} <= {row[0] for row in rows}
@@ -130,6 +131,35 @@ def test_inspect_shows_where_an_image_comes_from(image_path: Path) -> None:
     assert result.exit_code == 0, result.output
     for part in ("layout", "packed from", "tiny.gguf", "weights", "merges", "every section has the hash"):
         assert part in result.output
+
+
+def test_inspect_verifies_a_gguf_file_as_far_as_can_be(tiny_path: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["inspect", str(tiny_path), "--verify"])
+    assert result.exit_code == 0
+    assert "no number of its weights is NaN or infinite" in result.output
+    tensor = next(tensor for tensor in read(tiny_path).tensors.values() if tensor.dtype == "Q8_0")
+    content = bytearray(tiny_path.read_bytes())
+    content[tensor.offset : tensor.offset + 2] = b"\xff\x7f"
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(content)
+    result = CliRunner().invoke(main, ["inspect", str(damaged), "--verify"])
+    assert result.exit_code == 1
+    assert f"{tensor.name!r} has NaN or infinity" in result.output
+
+
+def test_inspect_cuts_no_number_and_says_whether_it_fits(tiny_path: Path) -> None:
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(main, ["inspect", str(tiny_path)])
+    assert "\nfits: needs " in result.output
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(main, ["inspect", str(tiny_path), "--kv-tokens", str(1 << 40)])
+    assert result.exit_code == 0
+    assert "…" not in result.output
+    assert f"{(1 << 40) * 2 * 2 * 32 * 2:,}" in result.output
+    assert "\ndoes not fit: this node needs" in result.output
+    assert "(1) a smaller KV pool: --kv-tokens" in result.output
+
+
+def test_the_version_is_told() -> None:
+    assert CliRunner().invoke(main, ["--version"]).output.startswith("engine, version ")
 
 
 def test_inspect_finds_damaged_weights_when_told_to_look(image_path: Path) -> None:

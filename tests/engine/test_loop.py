@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from engine.executor.base import Limits
 from engine.loop import EngineLoop, Generation
 from engine.sequence import Delta, GenerationRequest
 from engine.step import Finish, Sampling
+from engine.store import BlockStore
 from tests.engine.fake_executor import FakeExecutor, expected
 
 PATIENCE_S = 20
@@ -216,6 +218,28 @@ async def test_an_optimistic_engine_preempts_and_says_the_same() -> None:
             assert result == Delta(tuple(expected(range(9 + n), 120)), Finish.LENGTH)
         assert loop.gauges.preemptions > 0
         assert loop.load().blocks_spare == limits.blocks
+
+
+async def test_what_is_condemned_ends_everything_with_an_error_and_keeps_nothing(tmp_path: Path) -> None:
+    executor = FakeExecutor(gate=threading.Semaphore(2))
+    path = tmp_path / "kv"
+    store = BlockStore(path, 1 << 20, numerics=executor.numerics, block_bytes=executor.block_bytes)
+    store.put(bytes(32), bytes(executor.block_bytes), timeout_s=PATIENCE_S)
+    loop = EngineLoop(executor, store=store)
+    loop.start()
+    runs = loop.generate(request("a", max_tokens=50))
+    loop.condemn(RuntimeError("its weights are damaged"))
+    assert executor.gate is not None
+    executor.gate.release(1000)
+    assert (await all_of(runs)).finish is Finish.ERROR
+    await loop.failed.wait()
+    assert "its weights are damaged" in str(loop.failure)
+    with pytest.raises(ApiError, match="engine_failed"):
+        loop.generate(request("b"))
+    loop.stop()
+    again = BlockStore(path, 1 << 20, numerics=executor.numerics, block_bytes=executor.block_bytes)
+    assert len(again) == 0
+    again.close()
 
 
 async def test_a_scheduler_that_plans_nothing_for_what_runs_is_a_failure_and_no_spin(

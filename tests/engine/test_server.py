@@ -24,6 +24,7 @@ from tests.engine.fake_executor import FakeExecutor
 
 class Started:
     phases = []
+    cache = None
     def then(self, callback):
         callback()
     def result(self):

@@ -48,6 +48,23 @@ def put(store: BlockStore, *numbers: int) -> None:
         store.put(name(number), content(number), timeout_s=10)
 
 
+def test_what_was_discarded_is_found_by_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    with opened(path) as store:
+        put(store, 1, 2, 3)
+    with opened(path) as store:
+        assert held(store) == [1, 2, 3]
+        store.discard()
+        assert held(store) == []
+        put(store, 4)
+        assert held(store) == []
+    with opened(path) as store:
+        assert held(store) == []
+        put(store, 5)
+    with opened(path) as store:
+        assert held(store) == [5]
+
+
 def held(store: BlockStore, most: int = 32) -> list[int]:
     """Numbers whose blocks are there; each must be the very block that was put."""
     found = []

@@ -11,7 +11,8 @@ import pytest
 from engine.model import cache
 from engine.model import image as image_module
 from engine.model import pack as pack_module
-from engine.model.image import VERSION, ImageError, verify
+from engine.model.gguf import GgufError
+from engine.model.image import VERSION, WEIGHTS_AT, ImageError, verify
 from engine.model.pack import PART, Packer, pack
 from engine.model.source import SourceError
 from tests.engine.gguf_files import write_llama
@@ -114,6 +115,63 @@ def test_a_damaged_image_is_packed_again(source: Path, folder: Path, caplog: pyt
         assert cache.opened(str(source), folder, PLAIN) == image
     assert "packing again" in caplog.text
     verify(image)
+
+
+def rot(path: Path) -> None:
+    """Flips a bit of the weights."""
+    content = bytearray(path.read_bytes())
+    content[WEIGHTS_AT + 100] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_thorough_look_finds_damaged_weights_and_packs_again(source: Path, folder: Path) -> None:
+    image = cache.opened(str(source), folder, PLAIN)
+    rot(image.path)
+    assert cache.opened(str(source), folder, PLAIN) == image  # a start does not read them
+    assert cache.opened(str(source), folder, PLAIN, thorough=True) == image
+    verify(image)
+    rot(image.path)
+    with pytest.raises(ImageError, match="its weights do not have the hash"):
+        cache.opened(str(image.path), folder, PLAIN, thorough=True)
+
+
+def test_a_damaged_image_is_set_aside_and_the_next_start_packs_anew(source: Path, folder: Path) -> None:
+    image = cache.opened(str(source), folder, PLAIN)
+    assert cache.set_aside(image, folder) is None  # it is sound
+    for _ in range(2):
+        rot(image.path)
+        aside = cache.set_aside(image, folder)
+        assert aside == image.path.with_suffix(cache.DAMAGED)
+        assert aside.exists()
+        assert cache.set_aside(image, folder) is None  # another node found it too
+        verify(cache.opened(str(source), folder, PLAIN))
+
+
+def test_only_the_caches_own_images_are_set_aside(source: Path, folder: Path, tmp_path: Path) -> None:
+    own = pack(source, tmp_path / "own.image", PLAIN)
+    in_cache = pack(source, cache.opened(str(source), folder, PLAIN).path.with_name("mine.image"), PLAIN)
+    for image in (own, in_cache):
+        rot(image.path)
+        assert cache.set_aside(image, folder) is None
+        assert image.path.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"<html>", b"GGUF\3\0\0\0"])
+def test_what_is_no_model_leaves_nothing(folder: Path, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other.gguf"
+    path.write_bytes(content)
+    with pytest.raises(GgufError, match=f"^{path}: .*; "):
+        cache.opened(str(path), folder, PLAIN)
+    assert not folder.exists()
+
+
+def test_a_file_that_may_not_be_read_is_named(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(cache, "is_image", refuses)
+    with pytest.raises(ImageError, match=r"tiny.gguf: Permission denied; name a file you may read"):
+        cache.opened(str(source), folder, PLAIN)
 
 
 def test_what_a_killed_process_left_behind_goes(source: Path, folder: Path) -> None:

@@ -193,7 +193,7 @@ def test_lengths_beyond_the_file_are_refused(path: Path, what: str, data: bytes)
 @pytest.mark.parametrize(
     ("part", "data"),
     [
-        ("does not begin with 'GGUF'", b"PK\3\4" + bytes(40)),
+        ("a ZIP archive or a PyTorch checkpoint; convert", b"PK\3\4" + bytes(40)),
         ("version 1", head(version=1)),
         ("big-endian", b"GGUF" + struct.pack(">IQQ", 3, 0, 0)),
         ("'k' appears twice", head(key("k", U32, bytes(4)), key("k", U32, bytes(4)))),

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import base64
+import hashlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from engine.model.source import SourceError, resolve
+from engine.model.source import SourceError, check_published, resolve
 from tests.engine.conftest import MODEL
 
 Install = Callable[..., Path]
@@ -112,5 +114,21 @@ def test_a_path_is_itself(tmp_path: Path) -> None:
     path.write_bytes(b"x")
     assert resolve(str(path)) == path
     assert "there is no such file" in refusal(str(tmp_path / "absent.gguf"))
-    assert "there is no such file" in refusal(str(tmp_path))
+    assert "this is a folder; name a file in it: m.gguf" in refusal(str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    assert "this is a folder; name a GGUF file" in refusal(str(tmp_path / "empty"))
+    assert "a device, a pipe or a socket" in refusal("/dev/zero")
+    assert "Not a directory; name a GGUF file" in refusal(str(path / "x"))
+    assert "File name too long" in refusal("x" * 300)
+
+
+def test_a_package_whose_file_is_not_as_published_is_damaged(install: Install) -> None:
+    site = install("some_model/m.gguf")
+    check_published("package:some-model/m.gguf")  # published without a hash
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"raise SystemExit").digest()).rstrip(b"=").decode()
+    (site / "some_model-1.2.dist-info/RECORD").write_text(f"some_model/m.gguf,sha256={digest},16\n")
+    check_published("package:some-model/m.gguf")
+    (site / "some_model/m.gguf").write_text("raise SystemExlt")
+    with pytest.raises(SourceError, match=r"m.gguf is damaged: .* --force-reinstall some-model==1.2"):
+        check_published("package:some-model/m.gguf")
     assert "write the path in full" in refusal("~no-such-user/m.gguf")
