@@ -168,6 +168,7 @@ def _remembered(note: Path) -> tuple[Path, str] | None:
 
 def _looked_up(uri: str, note: Path) -> tuple[Path, str]:
     """The digest is empty where the file is an image itself. Raises SourceError, OSError."""
+    from engine.model.arch import llama_config
     from engine.model.gguf import read as read_gguf
     from engine.model.pack import digest_of
     from engine.model.source import check_published, resolve
@@ -175,7 +176,7 @@ def _looked_up(uri: str, note: Path) -> tuple[Path, str]:
     path = resolve(uri)
     if is_image(path):
         return path, ""
-    read_gguf(path)  # what is no model leaves nothing in the folder
+    llama_config(read_gguf(path))  # what is no model leaves nothing in the folder
     check_published(uri)
     note.parent.mkdir(parents=True, exist_ok=True)
     stamp, digest = _stamp(path), digest_of(path)
