@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from enum import StrEnum
 
 from edgeproxy.protocol.openai.errors import ApiError
+from engine import refusals
 from engine.executor.base import Limits
-from engine.forecast import Wait
+from engine.forecast import Pace, Room, Wait, wait_of
+from engine.gauges import Gauges
 from engine.kv import blocks_for
-from engine.sequence import GenerationRequest
+from engine.places import Places
+from engine.sequence import GenerationRequest, Sequence
 from engine.step import BLOCK_TOKENS
+from engine.tables import Tables
+from engine.waiting import Waiting, cost_of, job_of
 
-RETRY_MS = (50, 30_000)
-"""Least and most that a refused client is asked to wait."""
 GROWTH_BLOCKS = 2
 """That an optimistic start is promised beyond what it knows, so that it gets somewhere before it may be preempted."""
 
@@ -57,71 +60,112 @@ def check_fits(request: GenerationRequest, limits: Limits) -> None:
     )
 
 
-def too_late(within_s: float, expected_s: float, wait_s: float) -> ApiError:
-    """429 `latency_budget_exceeded`: the first token will come too late to be of use.
+class Admission:
+    """Who may come in, and who of those inside may start. Reads what the scheduler holds, and changes none of it."""
 
-    expected_s: when it would come; wait_s: after how long it would come in time.
-    """
-    wait_ms = _wait_ms(wait_s)
-    return ApiError(
-        429,
-        f"The first token would come after about {expected_s * 1000:.0f} ms, and the latency budget leaves "
-        f"{within_s * 1000:.0f}: try another node, or again in {wait_ms} ms.",
-        code="latency_budget_exceeded",
-        recovery={"expected_ms": round(expected_s * 1000), "retry_after_ms": wait_ms},
-        headers=_retry_headers(wait_ms),
-    )
+    def __init__(
+        self,
+        limits: Limits,
+        places: Places,
+        tables: Tables,
+        waiting: Waiting,
+        gauges: Gauges,
+        *,
+        queue: int,
+        max_wait_s: float | None,
+        mode: Mode,
+    ) -> None:
+        self._limits = limits
+        self._places = places
+        self._tables = tables
+        self._waiting = waiting
+        self._gauges = gauges
+        self._queue = queue
+        self._max_wait_s = max_wait_s
+        self._mode = mode
 
+    def enter(self, sequence: Sequence) -> tuple[Sequence, ApiError] | None:
+        """Lets a newcomer in, which may cost another its place in the queue: that one, and what it is to be told.
 
-def check_in_time(request: GenerationRequest, wait: Wait, own_s: float) -> None:
-    """Raises ApiError 429 where it asked to be told that its first token will come too late, as far as is known.
+        Raises ApiError where it will never fit (400), or comes too late, would wait too long or finds no room (429).
+        """
+        check_fits(sequence.request, self._limits)
+        must_wait = bool(self._waiting) or not self.can_start(sequence)
+        if must_wait or sequence.request.within_s is not None:
+            self._check_wait(sequence, must_wait)
+        if not must_wait or len(self._waiting) < self._queue:
+            return None
+        refusal = self._full(sequence)
+        out = self._waiting.crowding_out(sequence.request.salt)
+        if out is None:
+            raise refusal
+        return out, self._full(out)
 
-    own_s: of its own prompt.
-    """
-    expected_s = wait.seconds + own_s
-    if request.within_s is not None and expected_s > request.within_s:
-        raise too_late(request.within_s, expected_s, wait.seconds)
+    def can_start(self, sequence: Sequence) -> bool:
+        return self._places.free > 0 and self._tables.fits(sequence, self.needed(sequence), self._headroom)
 
+    def needed(self, sequence: Sequence) -> int:
+        """Blocks that it is promised at its start."""
+        return blocks_needed(sequence.request, self._mode, len(sequence.tokens))
 
-def waits_too_long(wait_s: float, most_s: float) -> ApiError:
-    """429 `wait_predicted`: its prompt would begin to run after more than the node lets anybody wait.
+    @property
+    def _headroom(self) -> int:
+        """Blocks for those that run to grow into."""
+        return len(self._places.running) if self._mode is Mode.OPTIMISTIC else 0
 
-    Who comes again when `retry_after_ms` is over would be let in, if nobody came meanwhile.
-    """
-    retry_ms = _wait_ms(wait_s - most_s)
-    return ApiError(
-        429,
-        f"This request would wait here for about {wait_s:.1f} s, and the most is {most_s:.1f}: "
-        f"try another node, or again in {retry_ms} ms.",
-        code="wait_predicted",
-        recovery={"expected_ms": round(wait_s * 1000), "retry_after_ms": retry_ms},
-        headers=_retry_headers(retry_ms),
-    )
+    def _full(self, sequence: Sequence) -> ApiError:
+        """What keeps the one whose turn it is out, keeps all behind it out."""
+        head = self._waiting.next() if self._waiting else sequence
+        pace = self._gauges.pace
+        place_s = refusals.UNKNOWN_S
+        if pace is not None and pace.answer_tokens is not None:
+            place_s = self._wait_of(head, (), pace).place_s
+        queued = f"{len(self._waiting)} wait, the most that may" if self._queue else "none may wait"
+        if not self._places.free:
+            return refusals.no_slot(self._places.slots, queued, place_s)
+        free = max(0, self._tables.spare - self._headroom)
+        fits = 0 if self._waiting else max(0, free * BLOCK_TOKENS - len(sequence.request.prompt))
+        return refusals.no_memory(self.needed(head) * BLOCK_TOKENS, free * BLOCK_TOKENS, fits, queued, place_s)
 
+    def _check_wait(self, sequence: Sequence, must_wait: bool) -> None:
+        """Raises ApiError where it will wait too long, as far as is known: for itself or for this node.
 
-def refusal(request: GenerationRequest, blocks_to_spare: int, wait_s: float) -> ApiError:
-    """429 `oom_predicted`: the queue is full.
+        What somebody has seen a part of is not refused for this node's sake.
+        """
+        pace = self._gauges.pace
+        if pace is None:
+            return
+        sequence.known = self._tables.known(sequence)
+        ahead = self._waiting.before(sequence, lambda other: cost_of(other, pace))
+        wait = self._wait_of(sequence, ahead, pace)
+        if pace.answer_tokens is None:
+            wait = wait._replace(place_s=0.0)  # nobody knows when one ends
+        self._check_in_time(sequence, wait, pace)
+        most_s = self._max_wait_s if must_wait and not sequence.request.resumed else None
+        if most_s is not None and pace.answer_tokens is not None and wait.seconds > most_s:
+            raise refusals.waits_too_long(wait.seconds, most_s, self._awaited(wait))
 
-    blocks_to_spare: available blocks less those that are promised and those that waiting requests will be.
-    wait_s: expected time until a place in the queue is free.
-    """
-    fits = max(0, blocks_to_spare * BLOCK_TOKENS - len(request.prompt))
-    wait_ms = _wait_ms(wait_s)
-    return ApiError(
-        429,
-        f"This node's memory and queue are full: try again in {wait_ms} ms, or on another node.",
-        code="oom_predicted",
-        recovery={"max_tokens_that_fit": min(fits, request.max_tokens), "retry_after_ms": wait_ms},
-        headers=_retry_headers(wait_ms),
-    )
+    def _check_in_time(self, sequence: Sequence, wait: Wait, pace: Pace) -> None:
+        """Raises ApiError where it asked to be told that its first token will come too late."""
+        within_s = sequence.request.within_s
+        if within_s is None:
+            return
+        alone_s = self._gauges.prefill_cost.of(sequence.unknown, sequence.known)
+        if alone_s > within_s:
+            raise refusals.too_slow(within_s, alone_s)
+        own_s = sequence.unknown / pace.prompt_tokens_per_s if self._places.running else alone_s
+        if wait.seconds + own_s > within_s:
+            raise refusals.too_late(within_s, wait.seconds + own_s, wait.seconds or refusals.UNKNOWN_S)
 
+    def _awaited(self, wait: Wait) -> str:
+        if wait.prompts_s > wait.place_s:
+            return "the prompts before it"
+        return "memory" if self._places.free else f"one of {self._places.slots} slots"
 
-def _wait_ms(wait_s: float) -> int:
-    return round(min(max(wait_s * 1000, RETRY_MS[0]), RETRY_MS[1]))
-
-
-def _retry_headers(wait_ms: int) -> tuple[tuple[bytes, bytes], ...]:
-    return (
-        (b"retry-after-ms", str(wait_ms).encode()),
-        (b"retry-after", str(math.ceil(wait_ms / 1000)).encode()),
-    )
+    def _wait_of(self, sequence: Sequence, ahead: Iterable[Sequence], pace: Pace) -> Wait:
+        places = self._places
+        leaving = sum(len(other.blocks) for other in places.leaving)
+        room = Room(places.free + len(places.leaving), self._tables.spare + leaving)
+        running = (job_of(other, len(other.blocks) + other.promised, pace) for other in places.running)
+        waiting = (job_of(other, self.needed(other), pace) for other in ahead)
+        return wait_of(job_of(sequence, self.needed(sequence), pace), running, waiting, room, pace)

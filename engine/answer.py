@@ -10,7 +10,7 @@ from typing import NamedTuple
 from edgeproxy.protocol.node.blocks import Prefix
 from edgeproxy.protocol.openai.chat import Usage
 from edgeproxy.protocol.openai.errors import ApiError, invalid
-from engine.loop import Generation
+from engine.generation import Generation
 from engine.sequence import Delta, Timing
 from engine.step import Finish
 from engine.text.reader import Piece, Reader

@@ -35,13 +35,14 @@ from edgeproxy.protocol.trace_context import RESPONSE as TRACERESPONSE
 from engine.answer import Choices
 from engine.answering import Notes, Stream, whole
 from engine.chat import answer_id, created
-from engine.feed import TooManyReaders
+from engine.feed import READERS, TooManyReaders
 from engine.hosts import Hosts
 from engine.http import JSON, ClientGone, Exchange, Headers, Receive, Scope, Send
 from engine.kinds import CHAT, Kind
 from engine.node import Node
 from engine.orca import FORMAT_HEADER, load_metrics
 from engine.orca import HEADER as LOAD_HEADER
+from engine.refusals import too_many
 
 if TYPE_CHECKING:
     from engine.traces import Traces
@@ -55,6 +56,8 @@ STREAM: Headers = (
 )
 _UNSAFE_IN_HEADER = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _IGNORED_CHARS = 64
+_OPEN = ("/healthz", "/readyz")
+"""For load balancers and supervisors, who have no secrets."""
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -77,8 +80,10 @@ class NodeApp:
         clock: Callable[[], float] = time.monotonic,
         traces: Traces | None = None,
     ) -> None:
-        """token: what `/node/v1/*` asks for; None where anybody who can connect may ask. traces: where they are
-        collected."""
+        """token: what all paths but those of health ask for; None where anybody who can connect may ask.
+
+        traces: where they are collected.
+        """
         self._traces = traces
         self._node = node
         self._hosts = hosts
@@ -129,6 +134,7 @@ class NodeApp:
     async def _answer(self, exchange: Exchange) -> None:
         try:
             self._hosts.check(exchange.header(b"host"))
+            self._check_token(exchange)
             await self._handler(exchange)(exchange)
         except (ApiError, ClientGone):
             raise
@@ -173,11 +179,9 @@ class NodeApp:
         await exchange.respond(200, b'{"status":"ready"}')
 
     async def _status(self, exchange: Exchange) -> None:
-        self._check_token(exchange)
         await exchange.respond(200, orjson.dumps(self._node.status(self._clock() - exchange.arrived)))
 
     async def _metrics(self, exchange: Exchange) -> None:
-        self._check_token(exchange)
         from engine.metrics import exposition  # most nodes are never scraped
 
         accept = exchange.header(b"accept").decode("latin-1")
@@ -185,14 +189,13 @@ class NodeApp:
         await exchange.respond(200, body, ((b"content-type", media_type.encode()),))
 
     async def _events(self, exchange: Exchange) -> None:
-        self._check_token(exchange)
         if exchange.method == "HEAD":
             await exchange.respond(200, b"", STREAM)
             return
         try:
             reader = self._node.feed.reader(exchange.header(b"last-event-id").decode("ascii", "replace"))
         except TooManyReaders as error:
-            raise ApiError(429, "Too many follow this feed already.", code="rate_limit_exceeded") from error
+            raise too_many(READERS, "readers of its feed", "too_many_readers") from error
         try:
             async with exchange.watched(reader.leave):
                 await exchange.start(200, STREAM)
@@ -203,17 +206,22 @@ class NodeApp:
             reader.leave()
 
     def _check_token(self, exchange: Exchange) -> None:
-        """Raises ApiError 403."""
-        if not self._trusted(exchange):
-            raise ApiError(403, f"This path needs the node token in {TOKEN_HEADER.decode()}.", code="node_token")
+        """Who asks for more than health must bring the node token, as a bearer's where that is all a client can send.
 
-    def _trusted(self, exchange: Exchange) -> bool:
-        """Whether it carries the node token, as a bearer's where that is all a scraper can send; all do where there is
-        none."""
-        if self._token is None:
-            return True
-        given = exchange.header(TOKEN_HEADER) or exchange.header(b"authorization").removeprefix(b"Bearer ")
-        return hmac.compare_digest(given, self._token)
+        A wrong one is told of there too, so that a proxy's probe finds out. Raises ApiError 401.
+        """
+        given = exchange.header(TOKEN_HEADER)
+        if self._token is None or (exchange.path in _OPEN and not given):
+            return
+        given = given or exchange.header(b"authorization").removeprefix(b"Bearer ")
+        if not hmac.compare_digest(given, self._token):
+            raise ApiError(
+                401,
+                f"This node answers its proxy: ask that, or send the node token (EDGEPROXY_NODE_TOKEN of its process) "
+                f"in {TOKEN_HEADER.decode()} or as a bearer token.",
+                code="node_token",
+                headers=((b"www-authenticate", b"Bearer"),),
+            )
 
     async def _models(self, exchange: Exchange) -> None:
         await exchange.respond(200, model_list([model_view(self._node.model, self._started_at, "edgeproxy")]))
@@ -236,10 +244,10 @@ class NodeApp:
 
     async def _generate(self, exchange: Exchange, kind: Kind) -> None:
         if self._busy > self._limits.requests:
-            raise ApiError(429, "This node has too many requests open: try again shortly.", code="rate_limit_exceeded")
-        terms = request_terms(exchange.header, self._trusted(exchange))
+            raise too_many(self._limits.requests, "requests open", "too_many_requests")
+        terms = request_terms(exchange.header)
         value = parse_json(await exchange.json_body(self._limits.body_bytes))
-        resume = self._resume(exchange, value.pop(FIELD, None))
+        resume = _resume(value.pop(FIELD, None))
         request = kind.read(value)
         if resume is not None and not request.stream:
             raise invalid("only streams can be resumed.", FIELD, "invalid_parameter_combination")
@@ -281,7 +289,7 @@ class NodeApp:
     async def _tokenize(self, exchange: Exchange) -> None:
         from engine.tokens import tokenized
 
-        terms = request_terms(exchange.header, self._trusted(exchange))
+        terms = request_terms(exchange.header)
         value = await self._tokens_request(exchange)
         await exchange.respond(200, await tokenized(value, self._node.chat(), terms.salt))
 
@@ -300,22 +308,9 @@ class NodeApp:
         self._check_model(value["model"])
         return value
 
-    def _resume(self, exchange: Exchange, value: Any) -> Resume | None:
-        """Raises ApiError: 403 to others than the proxy, 400."""
-        if value is None:
-            return None
-        self._check_token(exchange)
-        try:
-            return decode_resume(value)
-        except ValueError as error:
-            raise invalid(f"'{FIELD}' {error}.", FIELD, "invalid_value") from error
-
     def _notes(self, exchange: Exchange, choices: Choices, resume: Resume | None) -> Notes | None:
-        """For the proxy alone: a seed and token ids tell more of a text than the client is to know."""
-        if not exchange.header(STREAM_HEADER):
-            return None
-        self._check_token(exchange)
-        if not choices.resumable:
+        """Where the proxy asks for them: a seed and token ids tell more of a text than its client is to know."""
+        if not exchange.header(STREAM_HEADER) or not choices.resumable:
             return None
         answer = choices.first
         return Notes(answer.opening) if resume is None else Notes(None, resume.chars, answer.again)
@@ -325,11 +320,10 @@ class NodeApp:
         traced: Headers = ((TRACERESPONSE, exchange.traced),) if exchange.traced else ()
         ignored = (*request.ignored, *choices.ignored)[:MAX_IGNORED]
         fields: Headers = (*traced, (b"x-edge-ignored", _names(ignored))) if ignored else traced
-        if answer.prefix is not None and self._trusted(exchange):
+        if answer.prefix is not None:
             fields += ((PREFIX_HEADER, answer.prefix.encode()),)
-        if self._trusted(exchange):
-            usage = answer.usage()
-            fields += ((TOKENS_HEADER, encode_tokens(usage.prompt, usage.cached)),)
+        usage = answer.usage()
+        fields += ((TOKENS_HEADER, encode_tokens(usage.prompt, usage.cached)),)
         timing = answer.timing
         if timing is None:
             return fields
@@ -338,6 +332,16 @@ class NodeApp:
         terms = {"parse": parse_s, "queue": timing.queue_s, "prefill": timing.prefill_s, "first": first_s}
         value = ", ".join(f"{term};dur={seconds * 1000:.3f}" for term, seconds in terms.items())
         return (*fields, (TIMING_HEADER, value.encode()))
+
+
+def _resume(value: Any) -> Resume | None:
+    """Raises ApiError 400."""
+    if value is None:
+        return None
+    try:
+        return decode_resume(value)
+    except ValueError as error:
+        raise invalid(f"'{FIELD}' {error}.", FIELD, "invalid_value") from error
 
 
 def _names(names: Iterable[str]) -> bytes:

@@ -2,8 +2,9 @@
 
 What a step takes, everybody waits for: a stream for its next token, a newcomer for the step that runs. So beside
 streams a step takes one quantum of prefill for each prompt that waits, up to a few: who is not let in to decode beside
-others keeps them dear. Where nobody streams it takes more: small steps are slower for each token. A quantum is a
-time, since a token far into a prompt costs several times one at its beginning.
+others keeps them dear. Where nobody streams it takes more: small steps are slower for each token; but no more than a
+quantum of others once a prompt ends in it, for whose first token somebody waits. A quantum is a time, since a token far
+into a prompt costs several times one at its beginning.
 """
 
 from __future__ import annotations
@@ -83,6 +84,10 @@ class Chunks:
     @property
     def spent(self) -> bool:
         return self._tokens < 1 or self._left_s <= 0
+
+    def at_most(self, seconds: float) -> None:
+        """Whatever else it takes is to take no longer."""
+        self._left_s = min(self._left_s, seconds)
 
     def take(self, start: int, wanted: int) -> int:
         """Of `wanted` tokens from `start` on as many as the plan has room for; 0 where it has none."""

@@ -197,7 +197,7 @@ class Gauges:
             prefill = sum(chunks)
         if not rehearsed:
             self.prefilled += prefill
-            self.generated += sum(len(row.tokens) for row in result.rows)
+            self.generated += sum([len(row.tokens) for row in result.rows])
         if prefill:
             self._prompts.took(prefill, seconds)
             own_s = max(seconds / 4, seconds - self._decode_s) if 0 in chunks else seconds

@@ -13,7 +13,6 @@ import resource
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from engine.chunks import QUANTUM_S
 from engine.executor.base import Executor, Limits
 from engine.feed import BlockFeed
 from engine.gauges import Gauges
+from engine.generation import Generation
 from engine.kv import IntegrityError
 from engine.load import Load
 from engine.scheduler import Scheduler
@@ -62,63 +62,12 @@ _Command = _Add | _Abort | Condemned | None
 _Events = list[tuple[str, Delta | ApiError]]
 
 
-class Generation:
-    """The deltas of one request, on the event loop's side."""
-
-    def __init__(self, submitted: float, abort: Callable[[], None]) -> None:
-        self.submitted = submitted
-        """Engine clock in seconds."""
-        self._abort = abort
-        self._arrived: deque[Delta | ApiError] = deque()
-        self._wake = asyncio.Event()
-        self.ended = False
-        """The engine has said its last word on this request."""
-
-    async def next(self) -> Delta:
-        """Everything that arrived since the last call, as one delta; waits for the first.
-
-        Raises ApiError where the request was refused. Not to be called after a delta with `finish`.
-        """
-        await self._wake.wait()
-        self._wake.clear()
-        merged: Delta | None = None
-        while self._arrived:
-            item = self._arrived.popleft()
-            if isinstance(item, ApiError):
-                raise item
-            merged = item if merged is None else _join(merged, item)
-        return merged or Delta(())
-
-    def abort(self) -> None:
-        """Ends the request: its memory is free within two steps. Harmless when it has ended; never blocks."""
-        if not self.ended:
-            self._abort()
-
-    def push(self, item: Delta | ApiError) -> None:
-        if isinstance(item, ApiError) or item.finish is not None:
-            self.ended = True
-        self._arrived.append(item)
-        self._wake.set()
-
-
 def _tier(executor: Executor, store: BlockStore | None) -> StoreTier | None:
     if store is None:
         return None
     from engine.tier import StoreTier
 
     return StoreTier(executor, store)
-
-
-def _join(first: Delta, then: Delta) -> Delta:
-    told = first if first.timing else then
-    return Delta(
-        first.tokens + then.tokens,
-        then.finish,
-        told.timing,
-        told.cached,
-        told.prefix,
-        first.logprobs + then.logprobs,
-    )
 
 
 class EngineLoop:
@@ -144,7 +93,8 @@ class EngineLoop:
         quantum_s: about how long the prefill of one step may take.
 
         store: where evicted blocks go; it is closed with the engine.
-        sleep_s: after so long without a request, memory is given back until the next comes; None for never.
+        sleep_s: after so long without a request, memory is given back until the next comes; None for never. Rehearsals
+        are none: they neither put sleep off nor end it.
         """
         self._executor = executor
         self._clock = clock
@@ -158,6 +108,12 @@ class EngineLoop:
         self._tier = _tier(executor, store)
         self._flush_s = FLUSH_S
         self._sleep_s = sleep_s
+        self._rested_since = clock()
+        """When the thread last ran out of requests; rehearsals are none."""
+        self._asked = False
+        """A request has come since."""
+        self.starting = False
+        """Nobody can ask yet: rehearsals put sleep off."""
         self.sleeping = False
         """Memory of KV and activations is the system's until a request comes."""
         self.woke = asyncio.Event()
@@ -325,6 +281,8 @@ class EngineLoop:
         commands: list[_Command] = []
         if self._scheduler.idle:
             self._busy_since = None
+            if self._asked or self.starting:
+                self._asked, self._rested_since = False, self._clock()
             commands.append(self._next_command())
             self._busy_since = self._clock()
         while not self._mailbox.empty():
@@ -333,16 +291,13 @@ class EngineLoop:
 
     def _next_command(self) -> _Command:
         """Waits for it; sleeps after long waiting."""
-        if self._sleep_s is not None:
+        if self._sleep_s is not None and not self.sleeping:
+            left_s = self._rested_since + self._sleep_s - self._clock()
             try:
-                return self._mailbox.get(timeout=self._sleep_s)
+                return self._mailbox.get(timeout=left_s) if left_s > 0 else self._mailbox.get_nowait()
             except queue.Empty:
                 self._sleep()
-        command = self._mailbox.get()
-        if self.sleeping:
-            self.sleeping = False
-            self._call(self.woke.set)
-        return command
+        return self._mailbox.get()
 
     def _sleep(self) -> None:
         """The index goes with the memory; what it named may be found in the store."""
@@ -357,12 +312,22 @@ class EngineLoop:
         self._changes.clear()
         self._call(lambda: self._deliver([], changes))
 
+    def _wake(self) -> None:
+        if self.sleeping:
+            self.sleeping = False
+            self._call(self.woke.set)
+
     def _apply(self, command: _Add | _Abort | Condemned) -> _Events:
         """Raises Condemned."""
         if isinstance(command, Condemned):
             raise command
         if isinstance(command, _Abort):
             return list(self._scheduler.abort(command.request_id, command.asked_at))
+        if not command.request.rehearsal:
+            self._asked = True
+            self._wake()
+        elif self.sleeping:
+            return [(command.request.request_id, Delta((), Finish.ABORT))]
         try:
             return list(self._scheduler.add(command.request, command.submitted))
         except ApiError as refusal:

@@ -54,9 +54,10 @@ class Rehearsal:
             await self.run()
 
     async def run(self, *, alone: bool = False) -> None:
-        """Returns when the engine is warm. alone: nobody can ask yet, so that nothing need be given way to."""
+        """Returns when the engine is warm, or asleep. alone: nobody can ask yet, so that nothing is given way to."""
         self.rounds.clear()
-        while not self._settled() and self._engine.failure is None:
+        self._engine.starting = alone
+        while not self._settled() and self._engine.failure is None and not self._engine.sleeping:
             if not alone:
                 await self._rest()
             await asyncio.to_thread(self._text.tokenizer.prepare)
@@ -64,6 +65,7 @@ class Rehearsal:
                 self.rounds.append(await self._round())
             except* Interrupted:
                 pass
+        self._engine.starting = False
 
     def _settled(self) -> bool:
         if len(self.rounds) >= ROUNDS:

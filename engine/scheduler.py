@@ -10,25 +10,25 @@ Pure: no clock but the `now` passed in, no thread, no executor.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from edgeproxy.protocol.node.blocks import BlockChange
 from edgeproxy.protocol.openai.errors import ApiError
-from engine import admission, jump
+from engine import jump
+from engine.admission import Admission, Mode
 from engine.chunks import LONE_QUANTA, QUANTA, QUANTUM_S, Chunks
 from engine.due import DueMasks
 from engine.executor.base import Limits
 from engine.fairness import Shares
-from engine.forecast import Pace, Room, Wait, wait_of
 from engine.gauges import Gauges
 from engine.kv import IntegrityError
 from engine.load import Load
+from engine.places import Places
 from engine.sequence import Delta, GenerationRequest, Phase, Sequence
 from engine.step import BLOCK_TOKENS, Finish, Row, RowResult, StepPlan, StepResult
 from engine.tables import Tables, Tier
-from engine.waiting import Waiting, cost_of, job_of, prefill_order, rank_of
+from engine.waiting import Waiting, prefill_order
 
 PRIORITY_S = 1.0
 """A request of one priority less waits as if it had come so much later: so it waits, but never for ever."""
@@ -50,7 +50,7 @@ class Scheduler:
         *,
         queue: int,
         max_wait_s: float | None = None,
-        mode: admission.Mode = admission.Mode.GUARANTEE,
+        mode: Mode = Mode.GUARANTEE,
         quantum_s: float = QUANTUM_S,
         changed: Callable[[BlockChange], None] = _unheard,
         tier: Tier | None = None,
@@ -65,19 +65,23 @@ class Scheduler:
             raise ValueError(f"{limits.slots} slots need as many step tokens, {limits.step_tokens} given")
         self._limits = limits
         self._gauges = gauges
-        self._queue = queue
-        self._max_wait_s = max_wait_s
-        self._mode = mode
         self._quantum_s = quantum_s
         self._tables = Tables(limits.blocks, gauges, changed, tier)
-        self._slots = list(reversed(range(limits.slots)))
+        self._places = Places(limits.slots)
         self._sequences: dict[str, Sequence] = {}
         """Those that have not ended, in order of arrival."""
         self._shares = Shares()
         self._waiting = Waiting(self._shares)
-        self._running: list[Sequence] = []
-        """By rank."""
-        self._leaving: list[Sequence] = []
+        self._admission = Admission(
+            limits,
+            self._places,
+            self._tables,
+            self._waiting,
+            gauges,
+            queue=queue,
+            max_wait_s=max_wait_s,
+            mode=mode,
+        )
         self._submitted: deque[tuple[StepPlan, list[Sequence]]] = deque()
         self.masks = DueMasks()
         self._arrivals = 0
@@ -97,22 +101,22 @@ class Scheduler:
 
         Where nobody decodes, steps are long, and a gap between them costs little.
         """
-        return self.rehearsing or not any(sequence.decodes for sequence in self._running)
+        return self.rehearsing or not any(sequence.decodes for sequence in self._places.running)
 
     @property
     def idle(self) -> bool:
         """Nothing to plan and nothing to complete."""
-        return not self._submitted and not self._running and not self._waiting
+        return not self._submitted and not self._places.running and not self._waiting
 
     def load(self) -> Load:
         spare, free = self._tables.spare, self._tables.free
-        running, waiting = len(self._running), len(self._sequences) - len(self._running)
+        running, waiting = len(self._places.running), len(self._sequences) - len(self._places.running)
         if self.rehearsing:
             running, waiting = 0, sum(not sequence.request.rehearsal for sequence in self._sequences.values())
         return Load(
             running=running,
             waiting=waiting,
-            waiting_prefill_tokens=sum(sequence.prompt_awaited for sequence in self._sequences.values()),
+            waiting_prefill_tokens=sum([left.prompt_awaited for left in self._sequences.values() if left.prefills]),
             blocks_free=free,
             blocks_evictable=spare - free,
             step=self._step,
@@ -121,7 +125,7 @@ class Scheduler:
     @property
     def rehearsing(self) -> bool:
         """Whether all that runs is a rehearsal."""
-        return bool(self._running) and all(sequence.request.rehearsal for sequence in self._running)
+        return self._places.rehearsing
 
     def add(self, request: GenerationRequest, submitted: float) -> Refusals:
         """Queues a request.
@@ -131,12 +135,10 @@ class Scheduler:
         """
         if request.request_id in self._sequences or not request.prompt or request.max_tokens < 1:
             raise ValueError(f"request {request.request_id} is a duplicate or empty")
-        admission.check_fits(request, self._limits)
         sequence = Sequence(request, submitted, (submitted + request.priority * PRIORITY_S, self._arrivals))
-        must_wait = bool(self._waiting) or not self._can_start(sequence)
-        if must_wait or request.within_s is not None:
-            self._check_wait(sequence, must_wait)
-        refused = self._make_room(sequence) if must_wait and len(self._waiting) >= self._queue else []
+        crowded_out = self._admission.enter(sequence)
+        if crowded_out is not None:
+            self._end(crowded_out[0], Delta((), Finish.ABORT))
         if self.idle and not request.rehearsal:
             self._woken = submitted
         self._arrivals += 1
@@ -144,7 +146,7 @@ class Scheduler:
         self._shares.came(request.salt)
         self._waiting.put(sequence)
         self._start_waiting()
-        return refused
+        return [] if crowded_out is None else [(crowded_out[0].request.request_id, crowded_out[1])]
 
     def abort(self, request_id: str, asked_at: int) -> Events:
         """Ends a request, if it has not ended. asked_at: the step counter when its end was asked for."""
@@ -164,8 +166,8 @@ class Scheduler:
         """The next step, or None where no sequence can run one. Every plan must come back to `complete`, in order."""
         rows: list[Row] = []
         named: list[Sequence] = []
-        spare = max(0, min(jump.MOST, self._limits.step_tokens - len(self._running)))
-        for sequence in self._running.copy():
+        spare = max(0, min(jump.MOST, self._limits.step_tokens - len(self._places.running)))
+        for sequence in self._places.running.copy():
             if not sequence.decodes:
                 continue
             tokens = sequence.named(1 + spare) if sequence.forced > sequence.planned else ()
@@ -199,7 +201,7 @@ class Scheduler:
                 sequence.started = result.started
             if sequence.finish is not None:
                 continue
-            computed = ran.start + ran.count
+            computed = ran.start + (len(ran.tokens) or 1)
             if row.finish is Finish.ERROR:
                 self._tables.forget(sequence)
             elif computed // BLOCK_TOKENS > sequence.registered:
@@ -212,10 +214,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Raises IntegrityError unless every block and slot is where it belongs."""
-        holders = self._running + self._leaving
-        self._tables.check(holders)
-        if sorted(self._slots + [sequence.slot for sequence in holders]) != list(range(self._limits.slots)):
-            raise IntegrityError("slots are lost or held twice")
+        self._tables.check(self._places.holders())
+        self._places.check()
         if self._tables.spare < 0:
             raise IntegrityError(f"{-self._tables.spare} more blocks are promised than there are")
 
@@ -229,72 +229,24 @@ class Scheduler:
 
     # What waits.
 
-    def _can_start(self, sequence: Sequence) -> bool:
-        if not self._slots:
-            return False
-        growing = len(self._running) if self._mode is admission.Mode.OPTIMISTIC else 0
-        return self._tables.fits(sequence, self._needed(sequence), headroom=growing)
-
-    def _needed(self, sequence: Sequence) -> int:
-        return admission.blocks_needed(sequence.request, self._mode, len(sequence.tokens))
-
     def _start_waiting(self) -> None:
         """Without overtaking: a large request whose turn it is waits, but never for ever."""
-        while self._waiting and self._slots and self._can_start(sequence := self._waiting.next()):
+        while self._waiting and self._places.free and self._admission.can_start(sequence := self._waiting.next()):
             self._waiting.remove(sequence)
-            sequence.phase = Phase.RUNNING
-            sequence.slot = self._slots.pop()
-            self._tables.open(sequence, self._needed(sequence))
+            self._places.take(sequence)
+            self._tables.open(sequence, self._admission.needed(sequence))
             if not sequence.charged:
                 sequence.charged = True
                 self._shares.prefilled(sequence.request.salt, sequence.prompt_left)
-            insort(self._running, sequence, key=rank_of)
-
-    def _make_room(self, sequence: Sequence) -> Refusals:
-        """Raises ApiError unless another makes room in the full queue."""
-        pace, head = self._gauges.pace, next(iter(self._waiting), sequence)
-        place_s = self._wait_of(head, (), pace).place_s if pace is not None else 0.0
-        refusal = admission.refusal(sequence.request, self._blocks_to_spare(), place_s)
-        out = self._waiting.crowding_out(sequence.request.salt)
-        if out is None:
-            raise refusal
-        self._end(out, Delta((), Finish.ABORT))
-        return [(out.request.request_id, refusal)]
-
-    def _check_wait(self, sequence: Sequence, must_wait: bool) -> None:
-        """Raises ApiError where it will wait too long, as far as is known: for itself or for this node.
-
-        What somebody has seen a part of is not refused for this node's sake.
-        """
-        pace = self._gauges.pace
-        if pace is None:
-            return
-        sequence.known = self._tables.known(sequence)
-        ahead = self._waiting.before(sequence, lambda other: cost_of(other, pace))
-        wait = self._wait_of(sequence, ahead, pace)
-        admission.check_in_time(sequence.request, wait, sequence.unknown / pace.prompt_tokens_per_s)
-        most_s = self._max_wait_s if must_wait and not sequence.request.resumed else None
-        if most_s is not None and pace.answer_tokens is not None and wait.seconds > most_s:
-            raise admission.waits_too_long(wait.seconds, most_s)
-
-    def _wait_of(self, sequence: Sequence, ahead: Iterable[Sequence], pace: Pace) -> Wait:
-        leaving = sum(len(other.blocks) for other in self._leaving)
-        room = Room(len(self._slots) + len(self._leaving), self._tables.spare + leaving)
-        running = (job_of(other, len(other.blocks) + other.promised, pace) for other in self._running)
-        waiting = (job_of(other, self._needed(other), pace) for other in ahead)
-        return wait_of(job_of(sequence, self._needed(sequence), pace), running, waiting, room, pace)
-
-    def _blocks_to_spare(self) -> int:
-        return self._tables.spare - sum(self._needed(sequence) for sequence in self._waiting)
 
     # What runs.
 
     def _grow(self, sequence: Sequence, count: int) -> bool:
         """Blocks for its next positions, at the cost of the last in rank; False where it sits this step out."""
         while sequence.phase is Phase.RUNNING and not self._tables.grow(sequence, sequence.planned + count):
-            if self._leaving or not all(other.decodes or other.prefills for other in self._running):
+            if self._places.leaving or not all(other.decodes or other.prefills for other in self._places.running):
                 return False  # blocks are on their way
-            self._preempt(self._running[-1])
+            self._preempt(self._places.running[-1])
         return sequence.phase is Phase.RUNNING
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -305,11 +257,13 @@ class Scheduler:
 
     def _plan_prefill(self, rows: list[Row], named: list[Sequence]) -> bool:
         """Adds chunks to a plan. True where a sequence sat it out, since more of it can be loaded than one plan may."""
-        prompts = prefill_order(self._running, self._step)
+        prompts = prefill_order(self._places.running, self._step)
         if not prompts:
             return False
         self._tables.begin_plan()
-        quanta = 1 if self.rehearsing else min(len(prompts), QUANTA) if rows else LONE_QUANTA
+        passes = len(prompts) > 1 and prompts[0].prompt_left > prompts[1].prompt_left
+        lone = not rows and not passes  # who is passed by a longer one is to wait no longer than beside streams
+        quanta = 1 if self.rehearsing else LONE_QUANTA if lone else min(len(prompts), QUANTA)
         room = self._limits.step_tokens - sum(row.count for row in rows)
         chunks = Chunks(self._gauges.prefill_cost, quanta * self._quantum_s, room)
         loading = False
@@ -324,6 +278,8 @@ class Scheduler:
                 break
             rows.append(self._row(sequence, self._chunk(sequence, count)))
             named.append(sequence)
+            if lone and not sequence.prefills:
+                chunks.at_most(self._quantum_s)
         return loading
 
     def _chunk(self, sequence: Sequence, count: int) -> tuple[int, ...]:
@@ -356,10 +312,11 @@ class Scheduler:
         sequence.generated += len(tokens)
         if finish is None and sequence.generated >= sequence.request.max_tokens:
             finish = Finish.LENGTH
-        delta = Delta(tokens, finish, logprobs=row.logprobs)
         if first and tokens:
             timing = sequence.timing(result.ended, now)
             delta = Delta(tokens, finish, timing, sequence.cached, sequence.prefix, row.logprobs)
+        else:
+            delta = Delta(tokens, finish, None, 0, None, row.logprobs)
         return self._end(sequence, delta) if finish else delta
 
     # What goes.
@@ -378,17 +335,13 @@ class Scheduler:
         return delta
 
     def _leave(self, sequence: Sequence) -> None:
-        sequence.phase = Phase.LEAVING
-        self._running.remove(sequence)
-        self._leaving.append(sequence)
+        self._places.leave(sequence)
         self._tables.keep_promise(sequence)
 
     def _retire(self) -> None:
         self._tables.completed(self._completed)
-        for sequence in [left for left in self._leaving if left.last_step <= self._completed]:
-            self._leaving.remove(sequence)
+        for sequence in self._places.left(self._completed):
             self._tables.release(sequence)
-            self._slots.append(sequence.slot)
             if sequence.finish is None:
                 sequence.restart()
                 self._waiting.put(sequence)

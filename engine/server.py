@@ -96,7 +96,8 @@ async def _serve(options: ServeOptions, start: Start) -> int:
     traces = _traces(options)
     app = NodeApp(node, Hosts(options.host, options.allow_hosts), token, traces=traces)
     listener = _bind(options.host, options.port)
-    print(f"listening on http://{_address(listener)}", flush=True)
+    address = _address(listener)
+    print(f"starting on http://{address}", flush=True)
     ready = asyncio.Event()
     answering = asyncio.create_task(_answering(app, listener, ready))
     engine: EngineLoop | None = None
@@ -124,7 +125,9 @@ async def _serve(options: ServeOptions, start: Start) -> int:
             rehearsals = asyncio.create_task(rehearsal.keep_warm())
             node.ready()
             ready.set()
-            print(f"ready: {options.model_id} ({engine.numerics}) {_took(start, opened.executor)}", flush=True)
+            await answering
+            took = _took(start, opened.executor)
+            print(f"ready: {options.model_id} ({engine.numerics}) on http://{address} {took}", flush=True)
             if traces is not None:
                 traces.started(start.began, start.phases, engine.numerics)
             check = _weights_check(opened, engine, start.cache)

@@ -117,13 +117,20 @@ class BlockStore:
         with suppress(OSError):
             read = os.preadv(self._fd, [self._buffer], self._place(record.index))
         if read != self._block_bytes or _checksum(name, self._buffer) != record.checksum:
-            self.damaged += 1
+            self._found_damage()
             del self._index[name]
             self._free.append(record.index)
             return None
         self._index.move_to_end(name)
         self.found += 1
         return self._buffer
+
+    def _found_damage(self) -> None:
+        if not self.damaged:  # once: a whole file may be damaged
+            logger.warning(
+                "%s: a block is damaged: it is forgotten and computed again, like all others found so", self.path
+            )
+        self.damaged += 1
 
     def put(self, name: bytes, block: bytes, timeout_s: float = 0.0) -> None:
         """Keeps a block; drops it where the writer has too much to do and does not catch up within timeout_s."""
@@ -132,6 +139,8 @@ class BlockStore:
             return
         record = _Record(-1, _checksum(name, block), written=False)
         if self.broken or not self._enqueue(name, record, block, timeout_s):
+            if not self.dropped and not self.broken:
+                logger.warning("%s: the disk is slower than evictions: some blocks are not kept", self.path)
             self.dropped += 1
             return
         self._index[name] = record
@@ -159,8 +168,10 @@ class BlockStore:
         if self._writer.is_alive():
             logger.warning("%s: the disk is too slow; some blocks were not written", self.path)
             return  # the descriptor is in use; the process is about to end
-        with suppress(OSError):
+        try:
             self._write_entries()
+        except OSError as error:
+            logger.warning("%s: %s: a restarted node finds its blocks in an older order", self.path, error.strerror)
         os.close(self._fd)
         self._fd = -1
 
@@ -184,6 +195,8 @@ class BlockStore:
         header = os.pread(self._fd, len(self._header), 0)
         if size and not header.startswith(_MAGIC[:-1]):
             raise StoreError(f"{self.path} is no KV store: name another --kv-store, or remove the file")
+        if size and header != self._header:
+            logger.warning("%s: %s: what it held is discarded, and it begins empty", self.path, self._unusable(header))
         if header != self._header:
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, self._header, 0)
@@ -200,6 +213,19 @@ class BlockStore:
         used = {record.index for record in self._index.values()}
         self._free = [index for index in reversed(range(self._count)) if index not in used]
         self._order = entries[-1][0] if entries else 0
+
+    def _unusable(self, header: bytes) -> str:
+        """Why another header than ours stands for nothing that can be used."""
+        if len(header) < len(self._header) or header[_HEADER.size :] != _checksum_of(header[: _HEADER.size]):
+            return "its head is damaged"
+        magic, block_bytes, count, identity = _HEADER.unpack_from(header)
+        if magic != _MAGIC:
+            return "it was written in another version's format"
+        if identity != _HEADER.unpack_from(self._header)[3]:
+            return "it holds KV of other numerics (another model, build or KV type)"
+        if block_bytes != self._block_bytes:
+            return f"its blocks have {block_bytes} bytes, and this node's {self._block_bytes}"
+        return f"it has room for {count} blocks, and --kv-store-size now asks for {self._count}"
 
     def _write(self) -> None:
         """The writer's thread."""
@@ -242,7 +268,11 @@ def _opened(path: Path) -> int:
 def _header(block_bytes: int, count: int, numerics: str) -> bytes:
     identity = blake2b(f"{BLOCK_TOKENS} {NAME_BYTES} {numerics}".encode(), digest_size=32).digest()
     header = _HEADER.pack(_MAGIC, block_bytes, count, identity)
-    return header + _CHECKSUM.pack(xxh3_64_intdigest(header))
+    return header + _checksum_of(header)
+
+
+def _checksum_of(header: bytes) -> bytes:
+    return _CHECKSUM.pack(xxh3_64_intdigest(header))
 
 
 def _checksum(name: bytes, block: bytes | memoryview) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from engine.executor.base import Executor
 from engine.store import BlockStore
+
+logger = logging.getLogger(__name__)
 
 
 class StoreTier:
@@ -41,8 +44,15 @@ class StoreTier:
         """
         kept = contents[-self._store.capacity :]
         deadline = clock() + seconds
-        for name, block in reversed(kept):  # time that runs out costs what was used least
+        for done, (name, block) in enumerate(reversed(kept)):  # time that runs out costs what was used least
             left = deadline - clock()
+            if left <= 0:
+                logger.warning(
+                    "%s: no time was left for %d of %d blocks: they are lost",
+                    self._store.path,
+                    len(kept) - done,
+                    len(kept),
+                )
             if left <= 0 or unwanted():
                 break
             self._keep(name, block, left)

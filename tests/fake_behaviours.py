@@ -118,6 +118,13 @@ async def refuse_429(x: Exchange) -> None:
     await x.whole(429, error_body("busy", "rate_limit_error", "rate_limit_exceeded"), [*JSON, *limits])
 
 
+async def refuse_its_budget(x: Exchange) -> None:
+    """As a native node whose prefill is too slow for it."""
+    error = orjson.loads(error_body("the prompt alone takes too long", "rate_limit_error", "latency_budget_exceeded"))
+    error["error"]["recovery"] = {"expected_ms": 900}
+    await x.whole(429, orjson.dumps(error), [*JSON, (b"x-should-retry", b"false")])
+
+
 async def refuse_429_once(x: Exchange) -> None:
     await (refuse_429 if x.node.seen[x.received.model] == 1 else ok)(x)
 
@@ -259,6 +266,7 @@ BEHAVIOURS: dict[str, Callable[[Exchange], Awaitable[None]]] = {
     "comments-only": comments_only,
     "429": refuse_429,
     "429-once": refuse_429_once,
+    "over-budget": refuse_its_budget,
     "short-of-memory": short_of_memory,
     "500": fail_500,
     "wait-then-500": wait_then_500,

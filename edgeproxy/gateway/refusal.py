@@ -20,6 +20,11 @@ def fitting_tokens(refused: Whole) -> int | None:
     return fits if isinstance(fits, int) and not isinstance(fits, bool) and fits > 0 else None
 
 
+def of_itself_alone(refused: Whole) -> bool:
+    """Whether a 429 tells of this request's own budget: a node that says so takes others meanwhile."""
+    return b'"latency_budget_exceeded"' in refused.body
+
+
 def with_region(refused: Whole, region: str) -> Whole:
     """Names the region in which the request might succeed. A node knows no regions, so that its proxy fills this in."""
     recovery = _recovery(refused)

@@ -18,7 +18,7 @@ from edgeproxy.gateway.paths import CHAT_PATH
 from edgeproxy.gateway.plan import Plan
 from edgeproxy.gateway.pump import Broken, Pump, Quiet
 from edgeproxy.gateway.race import Race
-from edgeproxy.gateway.refusal import fitting_tokens
+from edgeproxy.gateway.refusal import fitting_tokens, of_itself_alone
 from edgeproxy.gateway.resume import go_on, go_on_from_text, may_leave
 from edgeproxy.gateway.timings import Timings
 from edgeproxy.gateway.transcript import Transcript
@@ -236,7 +236,8 @@ class Relay:
         now = monotonic()
         self._metrics.failed(node.name, failed.reason)
         if failed.busy:
-            node.breaker.hold_off(min(failed.retry_after_s or HOLD_OFF_S, MAX_HOLD_OFF_S), now)
+            if not of_itself_alone(failed.answer):
+                node.breaker.hold_off(min(failed.retry_after_s or HOLD_OFF_S, MAX_HOLD_OFF_S), now)
             node.breaker.succeeded(now)
         else:
             node.breaker.failed(now)

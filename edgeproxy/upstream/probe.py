@@ -15,7 +15,7 @@ from random import Random
 from time import monotonic
 
 from edgeproxy.config import NodeKind
-from edgeproxy.protocol.node.report import NodeState
+from edgeproxy.protocol.node.report import TOKEN_ENV, NodeState
 from edgeproxy.upstream.foreign import Foreign
 from edgeproxy.upstream.h1 import Response, UpstreamError
 from edgeproxy.upstream.node import Fleet, Node
@@ -188,6 +188,8 @@ class Prober:
     def _trouble(self, node: Node, status: int) -> str:
         """Why a node that answered is not fit; empty if it is."""
         target = TARGETS[node.config.kind].decode()
+        if status == 401 and node.native:
+            return f"{target} answers 401: its node token is another; give both the same {TOKEN_ENV}"
         if status in (401, 403):
             return f"{target} answers {status}: it wants another key than the one in api_key_env"
         if status != 200:

@@ -15,7 +15,7 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class Sample:
     stamps: tuple[float, ...] = ()
     """When content came, by this process's clock."""
     cached_tokens: int = 0
+    text: str = ""
 
     @property
     def start(self) -> float:
@@ -76,9 +77,17 @@ def prompt(rng: random.Random, tokens: int) -> list[dict[str, str]]:
 
 
 async def ask(
-    session: aiohttp.ClientSession, base_url: str, model: str, messages: list[dict[str, str]], max_tokens: int
+    session: aiohttp.ClientSession,
+    base_url: str,
+    model: str,
+    messages: list[dict[str, str]],
+    max_tokens: int,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Sample:
-    """Raises Refused when it does not answer 200, RuntimeError with the server's own words when it fails later."""
+    """enough: asked at each piece; the client leaves where it says so, and its sample has no usage.
+
+    Raises Refused when it does not answer 200, RuntimeError with the server's own words when it fails later.
+    """
     body = {
         "model": model,
         "messages": messages,
@@ -90,17 +99,21 @@ async def ask(
     }
     pieces: list[tuple[float, bytes]] = []
     start = time.perf_counter()
-    async with session.post(f"{base_url}/chat/completions", json=body) as response:
+    async with session.post(f"{base_url}/chat/completions", json=body, headers=_token()) as response:
         if response.status != 200:
             raise Refused(response.status, await response.text())
         timing = _server_timing(response.headers.get("server-timing", ""))
         async for data in response.content.iter_any():
             pieces.append((time.perf_counter(), data))
-    return _sample(start, pieces, timing)
+            if left := enough():
+                break
+        else:
+            left = False
+    return _sample(start, pieces, timing, left=left)
 
 
-def _sample(start: float, pieces: Sequence[tuple[float, bytes]], timing: dict[str, float]) -> Sample:
-    pending, stamps, usage = b"", [], None
+def _sample(start: float, pieces: Sequence[tuple[float, bytes]], timing: dict[str, float], *, left: bool) -> Sample:
+    pending, stamps, usage, said = b"", [], None, ""
     for at, data in pieces:
         *lines, pending = (pending + data).split(b"\n")
         for line in lines:
@@ -110,8 +123,11 @@ def _sample(start: float, pieces: Sequence[tuple[float, bytes]], timing: dict[st
             if "error" in event:
                 raise RuntimeError(event["error"]["message"])
             usage = event.get("usage") or usage
-            if any(choice["delta"].get("content") for choice in event["choices"]):
+            if content := "".join(choice["delta"].get("content") or "" for choice in event["choices"]):
                 stamps.append(at)
+                said += content
+    if left:
+        usage = {"prompt_tokens": 0, "completion_tokens": len(stamps)}
     if not stamps or usage is None:
         raise RuntimeError("an answer without content or usage")
     return Sample(
@@ -123,6 +139,7 @@ def _sample(start: float, pieces: Sequence[tuple[float, bytes]], timing: dict[st
         gaps=tuple(b - a for a, b in itertools.pairwise(stamps)),
         server_timing=timing,
         stamps=tuple(stamps),
+        text=said,
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
     )
 
@@ -146,10 +163,15 @@ async def together(
     return list(samples), time.perf_counter() - start
 
 
+def _token() -> dict[str, str]:
+    """Of the node, from its environment variable; a proxy asks for none."""
+    token = os.environ.get("EDGEPROXY_NODE_TOKEN")
+    return {"x-node-token": token} if token else {}
+
+
 async def node_status(session: aiohttp.ClientSession, base_url: str) -> dict[str, Any]:
-    """What a native node tells of itself; empty where there is none. The token comes from EDGEPROXY_NODE_TOKEN."""
-    headers = {"x-node-token": os.environ.get("EDGEPROXY_NODE_TOKEN", "")}
-    async with session.get(f"{base_url.removesuffix('/v1')}/node/v1/status", headers=headers) as response:
+    """What a native node tells of itself; empty where there is none."""
+    async with session.get(f"{base_url.removesuffix('/v1')}/node/v1/status", headers=_token()) as response:
         found: dict[str, Any] = await response.json() if response.status == 200 else {}
         return found
 

@@ -11,7 +11,7 @@ import pytest
 from engine.model.gguf import read
 from engine.model.source import resolve
 from engine.text.tokenizer import Tokenizer
-from tests.e2e.deployment import MODEL, SOURCE, Deployment
+from tests.e2e.deployment import MODEL, NODE_TOKEN, SOURCE, Deployment
 
 lm_eval = pytest.importorskip("lm_eval", reason="not installed: scripts/conformance installs and runs it")
 pytest.importorskip("datasets", reason="not installed: scripts/conformance installs and runs it")
@@ -58,6 +58,7 @@ def scores(base: str, folder: Path) -> Any:
             "tokenized_requests": True,
             "max_length": 2048,
             "num_concurrent": 1,
+            "header": {"authorization": f"Bearer {NODE_TOKEN}"},
         },
         tasks=[task(folder)],
         task_manager=TaskManager(include_defaults=False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.deployment import Deployment
+from tests.e2e.deployment import NODE_TOKEN, Deployment
 
 schemathesis = pytest.importorskip("schemathesis", reason="not installed: scripts/conformance installs and runs it")
 
@@ -27,8 +27,8 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 def test_answers_are_as_documented(deployment: Deployment, program: str, mode: str) -> None:
     """`negative`: what is against the document, which may be refused, but is never a failure of ours."""
     port = deployment.http if program == "proxy" else deployment.near
-    base = f"http://127.0.0.1:{port}"
-    schema = schemathesis.openapi.from_url(f"{base}/openapi.json")
+    base, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {NODE_TOKEN}"}
+    schema = schemathesis.openapi.from_url(f"{base}/openapi.json", headers=headers)
     operations = [found.ok() for found in schema.get_all_operations()]
     assert {operation.path for operation in operations} >= {"/v1/chat/completions", "/v1/completions"}
     for operation in operations:
@@ -40,6 +40,6 @@ def test_answers_are_as_documented(deployment: Deployment, program: str, mode: s
         def conforms(case) -> None:  # type: ignore[no-untyped-def]
             if isinstance(case.body, dict):
                 case.body |= {"max_tokens": 4, "max_completion_tokens": None}
-            case.call_and_validate(base_url=base, checks=CHECKS, timeout=60)
+            case.call_and_validate(base_url=base, headers=headers, checks=CHECKS, timeout=60)
 
         conforms()

@@ -6,9 +6,10 @@ import httpx
 import orjson
 import pytest
 
-from tests.e2e.deployment import MODEL, Deployment
+from tests.e2e.deployment import MODEL, NODE_TOKEN, Deployment
 
 pytestmark = pytest.mark.xdist_group("e2e")
+HEADERS = {"content-type": "application/json", "x-node-token": NODE_TOKEN}
 
 
 def chat(content: bytes, more: bytes = b"") -> bytes:
@@ -44,7 +45,7 @@ def test_the_ends_of_json(deployment: Deployment, name: str) -> None:
     body, status = CASES[name]
     for port in (deployment.http, deployment.near):
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        answer = httpx.post(url, content=body, headers={"content-type": "application/json"}, timeout=60)
+        answer = httpx.post(url, content=body, headers=HEADERS, timeout=60)
         assert answer.status_code == status, answer.text
         if status == 400:
             assert {"message", "type", "param", "code"} <= set(answer.json()["error"])

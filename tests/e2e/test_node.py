@@ -30,8 +30,8 @@ MODEL = "smollm2-135m-instruct"
 TOKEN = "node-token"
 PATIENCE_S = 180.0
 READY = re.compile(
-    r"ready: smollm2-135m-instruct \(.+\) after \d+ ms: (?=.*\bimage \d+ ms)(?=.*\bmap and arena \d+ ms)"
-    r"(?=.*\btokenizer and template \d+ ms)"
+    r"ready: smollm2-135m-instruct \(.+\) on http://127\.0\.0\.1:\d+ after \d+ ms: "
+    r"(?=.*\bimage \d+ ms)(?=.*\bmap and arena \d+ ms)(?=.*\btokenizer and template \d+ ms)"
 )
 CAPITAL: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a long story."}]
@@ -66,7 +66,7 @@ class Process:
 
 
 @contextmanager
-def listening(*options: str) -> Iterator[Process]:
+def starting(*options: str) -> Iterator[Process]:
     """A node that has bound its port and is starting."""
     arguments = [sys.executable, "-m", "engine", "serve", "--model", SOURCE, "--model-id", MODEL]
     arguments += ["--port", "0", "--threads", "2", "--kv-tokens", "4096", "--exit-with-parent", *options]
@@ -76,7 +76,7 @@ def listening(*options: str) -> Iterator[Process]:
         try:
             assert child.stdout is not None
             said = child.stdout.readline().split()
-            assert said[:2] == ["listening", "on"]
+            assert said[:2] == ["starting", "on"]
             yield Process(child, said[2])
         finally:
             child.kill()
@@ -84,7 +84,7 @@ def listening(*options: str) -> Iterator[Process]:
 
 @contextmanager
 def started(*options: str) -> Iterator[Process]:
-    with listening(*options) as process:
+    with starting(*options) as process:
         assert process.child.stdout is not None
         assert READY.match(process.child.stdout.readline())
         yield process
@@ -98,7 +98,7 @@ def node() -> Iterator[Process]:
 
 @pytest.fixture
 def client(node: Process) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{node.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+    with openai.OpenAI(base_url=f"{node.url}/v1", api_key=TOKEN, max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -123,7 +123,7 @@ def test_a_stream_says_what_a_whole_answer_says(client: openai.OpenAI) -> None:
 
 def test_a_seed_repeats_and_other_requests_beside_it_change_nothing(node: Process) -> None:
     async def together() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key="none", timeout=PATIENCE_S) as client:
+        async with openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key=TOKEN, timeout=PATIENCE_S) as client:
 
             async def one(seed: int) -> str | None:
                 answer = await client.chat.completions.create(
@@ -190,7 +190,7 @@ def test_a_client_that_leaves_before_the_answer_frees_its_sequence(node: Process
     before = node.until_free()["aborts"]
 
     async def leave() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key=TOKEN, max_retries=0) as client:
             asking = asyncio.create_task(
                 client.chat.completions.create(
                     model=MODEL, messages=STORY, max_tokens=2000, extra_body={"ignore_eos": True}
@@ -207,7 +207,7 @@ def test_a_client_that_leaves_before_the_answer_frees_its_sequence(node: Process
 
 
 def test_the_status_needs_the_token_and_the_host_a_known_name(node: Process) -> None:
-    assert httpx.get(f"{node.url}/node/v1/status").status_code == 403
+    assert httpx.get(f"{node.url}/v1/models").status_code == 401
     assert httpx.get(f"{node.url}/readyz", headers={"host": "evil.example"}).status_code == 421
     assert httpx.get(f"{node.url}/readyz").status_code == 200
 
@@ -215,7 +215,7 @@ def test_the_status_needs_the_token_and_the_host_a_known_name(node: Process) -> 
 def test_a_node_told_to_end_finishes_what_runs_and_takes_no_more() -> None:
     with (
         started("--drain-s", "600") as process,
-        openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0) as client,
+        openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN, max_retries=0) as client,
     ):
         with client.chat.completions.create(
             model=MODEL, messages=STORY, stream=True, max_tokens=100, extra_body={"ignore_eos": True}
@@ -235,7 +235,7 @@ def test_a_node_told_to_end_finishes_what_runs_and_takes_no_more() -> None:
 def test_a_stream_that_outlasts_the_drain_is_cut_and_the_node_ends() -> None:
     with (
         started("--drain-s", "0.2") as process,
-        openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0) as client,
+        openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN, max_retries=0) as client,
         client.chat.completions.create(
             model=MODEL, messages=STORY, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}
         ) as stream,
@@ -251,7 +251,7 @@ def test_a_stream_that_outlasts_the_drain_is_cut_and_the_node_ends() -> None:
 
 def answer(process: Process) -> tuple[str, int]:
     """To STORY: what it says, and how many tokens of the prompt were cached."""
-    with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+    with openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN, max_retries=0, timeout=PATIENCE_S) as client:
         said = client.chat.completions.create(model=MODEL, messages=STORY, temperature=0, max_tokens=24)
     assert said.usage is not None
     assert said.usage.prompt_tokens_details is not None
@@ -293,8 +293,8 @@ def test_a_node_ends_with_its_parent() -> None:
 
 
 def test_a_request_that_comes_during_the_start_waits_for_it() -> None:
-    with listening() as process:
-        with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+    with starting() as process:
+        with openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN, max_retries=0, timeout=PATIENCE_S) as client:
             answer = client.chat.completions.create(model=MODEL, messages=CAPITAL, max_tokens=2)
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 2
@@ -303,7 +303,7 @@ def test_a_request_that_comes_during_the_start_waits_for_it() -> None:
 
 
 def test_a_node_told_to_end_while_it_starts_ends() -> None:
-    with listening() as process:
+    with starting() as process:
         process.child.send_signal(signal.SIGTERM)
         assert process.child.wait(PATIENCE_S) == 0
 

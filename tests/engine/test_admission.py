@@ -40,22 +40,6 @@ def test_a_pool_smaller_than_the_context_is_the_room() -> None:
     assert admission.room(small) == 32
 
 
-@pytest.mark.parametrize(
-    ("wait_s", "wait_ms", "retry_after"), [(0.0, 50, b"1"), (1.2, 1200, b"2"), (1e9, 30000, b"30")]
-)
-def test_a_full_queue_says_when_to_come_again(wait_s: float, wait_ms: int, retry_after: bytes) -> None:
-    error = admission.refusal(request(10, 50), 2, wait_s)
-    assert (error.status, error.code) == (429, "oom_predicted")
-    assert error.recovery == {"max_tokens_that_fit": 22, "retry_after_ms": wait_ms}
-    assert dict(error.headers) == {b"retry-after-ms": str(wait_ms).encode(), b"retry-after": retry_after}
-
-
-def test_what_waits_already_has_the_memory() -> None:
-    error = admission.refusal(request(10, 50), -3, 1.0)
-    assert error.recovery is not None
-    assert error.recovery["max_tokens_that_fit"] == 0
-
-
 def test_a_guarantee_is_for_all_of_max_tokens() -> None:
     assert admission.blocks_needed(request(20, 100), admission.Mode.GUARANTEE, 70) == 8
 

@@ -193,12 +193,12 @@ async def test_a_queued_client_that_leaves_is_gone_from_the_queue(
 
 async def test_models_and_status(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
     async with serving(executor(tokenizer), tokenizer, chat_template, token=b"secret") as served:
-        models = (await Call(served.app, "GET", "/v1/models").done()).json()
-        model = (await Call(served.app, "GET", f"/v1/models/{MODEL}").done()).json()
-        head = await Call(served.app, "HEAD", "/readyz").done()
-        await chat_call(served.app).done()
-        await until_free(served)
         token = [(b"x-node-token", b"secret")]
+        models = (await Call(served.app, "GET", "/v1/models", headers=token).done()).json()
+        model = (await Call(served.app, "GET", f"/v1/models/{MODEL}", headers=token).done()).json()
+        head = await Call(served.app, "HEAD", "/readyz").done()
+        await chat_call(served.app, headers=token).done()
+        await until_free(served)
         status = (await Call(served.app, "GET", "/node/v1/status", headers=token).done()).json()
     assert models["data"] == [model]
     assert (model["id"], model["object"]) == (MODEL, "model")

@@ -51,9 +51,10 @@ ERRORS: list[tuple[str, str, bytes, list[tuple[bytes, bytes]], int, str]] = [
     ("POST", "/v1/chat/completions", b"{}", [(b"content-length", b"99999")], 413, "request_too_large"),
     ("GET", "/v1/models", b"", [(b"host", b"evil.example")], 421, "misdirected_request"),
     ("GET", "/v1/models", b"", [(b"host", b"")], 421, "misdirected_request"),
-    ("GET", "/node/v1/status", b"", [], 403, "node_token"),
-    ("GET", "/node/v1/status", b"", [(b"x-node-token", b"wrong")], 403, "node_token"),
+    ("GET", "/node/v1/status", b"", [(b"x-node-token", b"")], 401, "node_token"),
+    ("GET", "/node/v1/status", b"", [(b"x-node-token", b"wrong")], 401, "node_token"),
 ]
+TOKEN = (b"x-node-token", b"secret")
 
 
 @pytest.mark.parametrize(("method", "path", "body", "headers", "status", "code"), ERRORS)
@@ -61,11 +62,45 @@ async def test_errors_are_shaped_as_openai_does(
     method: str, path: str, body: bytes, headers: list[tuple[bytes, bytes]], status: int, code: str
 ) -> None:
     app = NodeApp(Node(MODEL), Hosts("127.0.0.1"), b"secret", limits=ApiLimits(body_bytes=1000))
+    if TOKEN[0] not in dict(headers):
+        headers = [*headers, TOKEN]
     call = await Call(app, method, path, body, headers).done()
     error = call.json()["error"]
     assert (call.status, error["code"]) == (status, code)
     assert set(error) >= {"message", "type", "param", "code"}
     assert (b"allow" in call.headers) is (status == 405)
+
+
+@pytest.mark.parametrize("headers", [[], [(b"x-node-token", b"wrong")], [(b"authorization", b"Bearer wrong")]])
+async def test_a_node_with_a_token_answers_strangers_on_no_path_but_those_of_health(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, headers: list[tuple[bytes, bytes]]
+) -> None:
+    async with serving(executor(tokenizer), tokenizer, chat_template, token=b"secret") as served:
+        for path, (method, _) in (*served.app._routes.items(), ("/v1/nothing", ("GET", None))):
+            call = await Call(served.app, method, path, b"{", headers).done()
+            wrong = dict(headers).get(b"x-node-token") is not None
+            if path in ("/healthz", "/readyz") and not wrong:
+                assert call.status == 200, "supervisors have no secrets"
+            else:
+                assert (call.status, call.json()["error"]["code"]) == (401, "node_token"), path
+        assert served.engine.requests == 0
+
+
+@pytest.mark.parametrize("headers", [[TOKEN], [(b"authorization", b"Bearer secret")]])
+async def test_who_brings_the_token_is_answered(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, headers: list[tuple[bytes, bytes]]
+) -> None:
+    async with serving(executor(tokenizer), tokenizer, chat_template, token=b"secret") as served:
+        assert (await chat_call(served.app, headers=headers).done()).status == 200
+        assert (await Call(served.app, "GET", "/readyz", headers=headers).done()).status == 200
+
+
+async def test_a_node_without_a_token_answers_whoever_can_connect(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    async with serving(executor(tokenizer), tokenizer, chat_template) as served:
+        for headers in ([], [TOKEN]):
+            assert (await chat_call(served.app, headers=headers).done()).status == 200
 
 
 async def test_a_body_in_pieces_is_one_body_and_its_limit_holds(

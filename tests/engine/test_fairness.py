@@ -119,12 +119,12 @@ def test_of_a_full_queue_the_tenant_that_fills_it_makes_room() -> None:
     bench = Bench(LIMITS, queue=4)
     for number in range(7):
         bench.add(f"a{number}", 20, 100, salt=b"flood")
-    with pytest.raises(ApiError, match="oom_predicted"):
+    with pytest.raises(ApiError, match="slots_full"):
         bench.add("a7", 20, 100, salt=b"flood")
     for name in ("b0", "b1"):
         bench.add(name, 20, 100, salt=b"other")
     assert bench.refused == ["a6", "a5"], "the last to have come"
-    with pytest.raises(ApiError, match="oom_predicted"):
+    with pytest.raises(ApiError, match="slots_full"):
         bench.add("b2", 20, 100, salt=b"other")
     bench.run()
     assert all(bench.finishes(name) for name in bench.requests)

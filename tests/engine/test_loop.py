@@ -12,7 +12,8 @@ import pytest
 from edgeproxy.protocol.openai.errors import ApiError
 from engine.admission import Mode
 from engine.executor.base import Limits
-from engine.loop import EngineLoop, Generation
+from engine.generation import Generation
+from engine.loop import EngineLoop
 from engine.sequence import Delta, GenerationRequest
 from engine.step import Finish, Sampling
 from engine.store import BlockStore
@@ -31,8 +32,9 @@ async def running(
     queue_length: int = 64,
     mode: Mode = Mode.GUARANTEE,
     sleep_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[EngineLoop]:
-    loop = EngineLoop(executor, queue_length=queue_length, mode=mode, sleep_s=sleep_s, clock=time.monotonic)
+    loop = EngineLoop(executor, queue_length=queue_length, mode=mode, sleep_s=sleep_s, clock=clock)
     loop.start()
     try:
         yield loop
@@ -136,7 +138,7 @@ async def test_a_full_queue_refuses_through_next() -> None:
         assert executor.gate is not None
         executor.gate.release(5)
         generations = [loop.generate(request(f"c{n}", max_tokens=240)) for n in range(4)]
-        with pytest.raises(ApiError, match="oom_predicted"):
+        with pytest.raises(ApiError, match="slots_full"):
             await generations[-1].next()
 
 

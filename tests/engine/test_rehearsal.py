@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -150,6 +151,45 @@ async def test_it_comes_again_after_each_sleep(text: Text) -> None:
             await until(lambda: len(rehearsal.rounds) >= 2)
             assert len(executor.plans) > before
         task.cancel()
+
+
+async def test_rehearsals_neither_put_sleep_off_nor_end_it(text: Text) -> None:
+    """Time stands still but for what the test lets pass: only the last request can be what sleep is due from."""
+    times = [0.0]
+    executor = FakeExecutor(built_for=LIMITS)
+    async with running(executor, sleep_s=3600.0, clock=lambda: times[0]) as loop:
+        rehearsal = Rehearsal(loop, text)
+        await rehearsal._round()
+        assert not loop.sleeping
+        await all_of(loop.generate(request("a")))
+        times[0] += 3500
+        await rehearsal._round()
+        assert not loop.sleeping
+        times[0] += 101
+        with suppress(ExceptionGroup):
+            await rehearsal._round()  # its end is when the engine looks again
+        await until(lambda: loop.sleeping)
+        before = len(executor.plans)
+        with pytest.raises(ExceptionGroup):
+            await rehearsal._round()
+        rehearsal.rounds.clear()
+        await rehearsal.run()
+        assert (loop.sleeping, len(executor.plans), rehearsal.rounds) == (True, before, [])
+        assert not loop.woke.is_set()
+        await all_of(loop.generate(request("b")))
+        assert not loop.sleeping
+        assert loop.woke.is_set()
+
+
+async def test_a_node_that_nobody_can_ask_yet_does_not_sleep(text: Text) -> None:
+    """Where the rehearsal comes before the node is ready, however long it takes."""
+    times = itertools.count(step=50)
+    async with running(FakeExecutor(built_for=LIMITS), sleep_s=3600.0, clock=lambda: float(next(times))) as loop:
+        rehearsal = Rehearsal(loop, text)
+        await rehearsal.run(alone=True)
+        assert rehearsal.rounds
+        assert sum(rehearsal.rounds) > 3600.0
+        assert not loop.sleeping
 
 
 async def test_an_engine_that_sleeps_stops() -> None:

@@ -139,6 +139,24 @@ def test_a_newcomer_among_prompts_alone_waits_for_the_step_that_runs_and_no_othe
     bench.add("newcomer", 20, 1)
     bench.run(until=lambda: bool(bench.tokens("newcomer")))
     assert bench.steps("newcomer") == [runs + 1]
+    own, others = [len(row.tokens) for row in bench.executor.plans[runs].rows]
+    assert (own, others) == (20, pytest.approx(20, abs=TILE)), "a step that somebody waits for takes little of others"
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_at_whichever_step_a_short_prompt_comes_a_long_one_costs_it_one_lone_step_and_a_few_quanta(steps: int) -> None:
+    """Also where it is the turn of the oldest to go first."""
+    bench = beside_a_stream(quantum_s=0.1)
+    bench.abort("stream")
+    bench.add("long", 800, 1)
+    bench.run(until=lambda: len(bench.steps("long")) > steps)
+    if not bench.scheduler.in_flight:
+        bench.submit()
+    runs = len(bench.executor.plans)
+    bench.add("newcomer", 20, 1)
+    bench.run(until=lambda: bool(bench.tokens("newcomer")))
+    since = bench.executor.plans[runs : bench.steps("newcomer")[-1]]
+    assert sum(len(row.tokens) for plan in since for row in plan.rows) <= 20 * 4 + 2 * TILE
 
 
 def test_a_joining_request_is_in_the_next_plan_beside_the_decode_rows() -> None:

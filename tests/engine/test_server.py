@@ -40,6 +40,24 @@ sys.exit(server.serve(options, Started()))
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
 
 
+FAILING = """
+import sys
+from engine import server
+from engine.startup import StartError
+
+class Started:
+    def then(self, callback):
+        callback()
+    def result(self):
+        raise StartError("it does not fit")
+
+try:
+    server.serve(server.ServeOptions("m", "127.0.0.1", 0), Started())
+except StartError as error:
+    sys.exit(str(error))
+"""
+
+
 def ask(url: str) -> None:
     with suppress(httpx.HTTPError):
         httpx.post(f"{url}/v1/chat/completions", json=CHAT, timeout=60)
@@ -58,5 +76,21 @@ def test_the_process_of_a_node_whose_executor_hangs_ends_for_its_supervisor() ->
             assert child.wait(60) == STALLED
             assert "the engine got nothing done" in child.stderr.read()
             asking.join()
+        finally:
+            child.kill()
+
+
+def test_a_node_says_that_it_is_ready_only_when_it_answers_and_never_when_it_cannot_start() -> None:
+    pipe = subprocess.PIPE
+    failed = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True, timeout=60, check=False)
+    assert (failed.returncode, failed.stderr) == (1, "it does not fit\n")
+    assert failed.stdout.startswith("starting on http://127.0.0.1:")
+    assert failed.stdout.count("\n") == 1
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, "300"], stdout=pipe, text=True) as child:
+        try:
+            assert child.stdout is not None
+            url = child.stdout.readline().split()[-1]
+            assert f" on {url} " in child.stdout.readline()
+            assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
         finally:
             child.kill()

@@ -129,12 +129,23 @@ def test_it_is_a_dictionary_with_a_bound(
     store.close()
 
 
-@pytest.mark.parametrize("changed", [{"numerics": "other"}, {"block": 2 * BLOCK}, {"records": 9}])
-def test_of_other_numerics_or_sizes_nothing_is_kept(path: Path, changed: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"numerics": "other"}, "it holds KV of other numerics (another model, build or KV type)"),
+        ({"block": 2 * BLOCK}, "its blocks have 1000 bytes, and this node's 2000"),
+        ({"records": 9}, "it has room for 8 blocks, and --kv-store-size now asks for 9"),
+    ],
+)
+def test_of_other_numerics_or_sizes_nothing_is_kept_and_the_log_says_why(
+    path: Path, changed: dict[str, object], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with opened(path) as store:
         put(store, 1, 2)
+    assert not caplog.messages, "a new file and one that is kept are no news"
     with opened(path, **changed) as store:  # type: ignore[arg-type]
         assert len(store) == 0
+    assert caplog.messages == [f"{path}: {why}: what it held is discarded, and it begins empty"]
     with opened(path) as store:
         assert held(store) == []
 
@@ -172,13 +183,28 @@ def test_of_a_file_cut_short_the_rest_is_used(path: Path, length: int) -> None:
         assert 9 in held(store)
 
 
-def test_a_file_cut_short_under_a_running_store_is_a_miss(path: Path) -> None:
+@pytest.mark.parametrize("offset", [7, 20, 40, 60])
+def test_a_store_with_a_damaged_head_is_discarded_by_name(
+    path: Path, offset: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(path) as store:
+        put(store, 1)
+    raw = bytearray(path.read_bytes())
+    raw[offset] ^= 1
+    path.write_bytes(raw)
+    with opened(path) as store:
+        assert held(store) == []
+    assert caplog.messages == [f"{path}: its head is damaged: what it held is discarded, and it begins empty"]
+
+
+def test_a_file_cut_short_under_a_running_store_is_a_miss(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(path, 4) as store:
         put(store, 1, 2)
     with opened(path, 4) as store:
         os.truncate(path, HEADER)
         assert held(store) == []
         assert store.damaged == 2
+    assert caplog.text.count("a block is damaged: it is forgotten and computed again") == 1
 
 
 def test_two_nodes_do_not_share_a_file(path: Path) -> None:
@@ -224,7 +250,7 @@ def test_a_disk_that_fails_ends_the_tier_and_nothing_else(
 
 
 def test_where_the_disk_is_slow_blocks_are_dropped_and_nobody_waits(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = threading.Event()
     write = os.pwrite
@@ -240,6 +266,7 @@ def test_where_the_disk_is_slow_blocks_are_dropped_and_nobody_waits(
             store.put(name(number), content(number))
         dropped = store.dropped
         assert 4 <= dropped <= 5, "three wait, and one may be with the writer"
+        assert caplog.text.count("the disk is slower than evictions: some blocks are not kept") == 1
         assert held(store) == []
         gate.set()
     monkeypatch.undo()

@@ -85,6 +85,17 @@ async def test_nodes_that_asked_for_a_pause_get_it(tmp_path: Path) -> None:
         assert len(e.near.chats) + len(e.far.chats) == before
 
 
+async def test_a_node_that_cannot_meet_one_requests_budget_is_asked_for_others_at_once(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        refused = await ask(e.app, chat("over-budget"))
+        assert (refused.status, refused.error["code"]) == (429, "latency_budget_exceeded")
+        assert refused.header(b"x-should-retry") == b"false"
+        assert refused.header(b"retry-after") is None
+        assert (len(e.near.chats), len(e.far.chats)) == (1, 1), "a faster node may meet it"
+        reply = await ask(e.app, chat("ok"))
+        assert (reply.status, reply.header(b"x-edge-region")) == (200, b"near")
+
+
 async def hot(e: Edge) -> None:
     for node in e.fleet.nodes:
         busy(node, now())

@@ -126,7 +126,7 @@ async def test_through_a_relay_the_kernels_round_trip_is_not_believed() -> None:
     ("response", "trouble"),
     [
         (answer(b"503 Service Unavailable"), "/readyz answers 503"),
-        (answer(b"401 Unauthorized"), "api_key_env"),
+        (answer(b"401 Unauthorized"), "EDGEPROXY_NODE_TOKEN"),
         (answer(b"302 Found"), "answers 302"),
         (answer(state=NodeState.DRAINING), "draining"),
         (b"garbage\r\n\r\n", "not a response"),

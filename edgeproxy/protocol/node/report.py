@@ -13,7 +13,7 @@ from edgeproxy.protocol.node.said import number, read_object
 
 REPORT_HEADER = b"x-node-report"
 TOKEN_HEADER = b"x-node-token"
-"""Carries the proxy's node token; /node/v1/* answers 403 without it, on loopback too."""
+"""Carries the proxy's node token; all but health answers 401 without it, on loopback too, where a node has one."""
 TOKEN_ENV = "EDGEPROXY_NODE_TOKEN"
 TIMING_HEADER = b"server-timing"
 """A node's own terms in Server-Timing form: queue, prefill, first (all in ms)."""

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from edgeproxy.protocol.openai.errors import ApiError, invalid
 
 SALT_HEADER = b"x-node-salt"
-"""Hex. Only requests of one salt share KV; a function of a secret and the tenant. Needs the node token."""
+"""Hex. Only requests of one salt share KV; a function of a secret and the tenant."""
 PRIORITY_HEADER = b"x-node-priority"
-"""Lower runs earlier, as in vLLM's `priority`. Needs the node token."""
+"""Lower runs earlier, as in vLLM's `priority`."""
 BUDGET_HEADER = b"x-latency-budget-ms"
-"""Milliseconds in which the first token is of use, from the node's receipt of the request. From anybody."""
+"""Milliseconds in which the first token is of use, from the node's receipt of the request."""
 POLICY_HEADER = b"x-latency-policy"
-"""`refuse`: answer 429 `latency_budget_exceeded` at once where the budget cannot be met; else it only ranks nodes. From
-anybody."""
+"""`refuse`: answer 429 `latency_budget_exceeded` at once where the budget cannot be met; else it only ranks nodes."""
 
 MAX_SALT_BYTES = 64
 MAX_PRIORITY = 1000
@@ -74,19 +73,12 @@ def strict(value: bytes | None) -> bool:
     return bool(value)
 
 
-def decode(header: Callable[[bytes], bytes], trusted: bool) -> Terms:
-    """`header`: the value of a field, empty where it is absent. `trusted`: the request carries the node token.
-
-    Raises ApiError: 403 for what only a proxy may say, 400 for what cannot be read.
-    """
+def decode(header: Callable[[bytes], bytes]) -> Terms:
+    """`header`: the value of a field, empty where it is absent. Raises ApiError 400 for what cannot be read."""
     salt, priority, budget = header(SALT_HEADER), header(PRIORITY_HEADER), header(BUDGET_HEADER)
     policy = header(POLICY_HEADER)
     if not (salt or priority or budget or policy):
         return _NONE
-    if (salt or priority) and not trusted:
-        raise ApiError(
-            403, f"{SALT_HEADER.decode()} and {PRIORITY_HEADER.decode()} need the node token.", code="node_token"
-        )
     if salt and not _HEX.fullmatch(salt):
         raise _malformed(SALT_HEADER, f"hexadecimal, at most {MAX_SALT_BYTES} bytes")
     if priority and not (_SIGNED.fullmatch(priority) and abs(int(priority)) <= MAX_PRIORITY):

@@ -6,8 +6,8 @@ from edgeproxy.protocol.node.request import BUDGET_HEADER, POLICY_HEADER, PRIORI
 from edgeproxy.protocol.openai.errors import ApiError
 
 
-def read(*fields: tuple[bytes, bytes], trusted: bool = True) -> Terms:
-    return decode(lambda name: dict(fields).get(name, b""), trusted)
+def read(*fields: tuple[bytes, bytes]) -> Terms:
+    return decode(lambda name: dict(fields).get(name, b""))
 
 
 @pytest.mark.parametrize(
@@ -28,21 +28,14 @@ def test_nothing_asked_is_nothing_said() -> None:
     assert Terms().encode() == []
 
 
-@pytest.mark.parametrize("field", [(SALT_HEADER, b"aa"), (PRIORITY_HEADER, b"1"), (SALT_HEADER, b"zz")])
-def test_only_who_is_trusted_sets_salt_and_priority(field: tuple[bytes, bytes]) -> None:
-    with pytest.raises(ApiError) as raised:
-        read(field, trusted=False)
-    assert raised.value.status == 403
-
-
-def test_anybody_may_name_a_budget() -> None:
-    assert read((BUDGET_HEADER, b"150"), trusted=False) == Terms(budget_ms=150)
+def test_a_budget_alone_refuses_nobody() -> None:
+    assert read((BUDGET_HEADER, b"150")) == Terms(budget_ms=150)
     assert Terms(budget_ms=150).within_s is None, "only who asks for it is refused"
 
 
-def test_anybody_may_ask_to_be_refused_beyond_the_budget() -> None:
-    assert read((BUDGET_HEADER, b"150"), (POLICY_HEADER, b"refuse"), trusted=False).within_s == 0.15
-    assert read((POLICY_HEADER, b"refuse"), trusted=False).within_s is None
+def test_who_asks_for_it_is_refused_beyond_the_budget() -> None:
+    assert read((BUDGET_HEADER, b"150"), (POLICY_HEADER, b"refuse")).within_s == 0.15
+    assert read((POLICY_HEADER, b"refuse")).within_s is None
 
 
 @pytest.mark.parametrize(
