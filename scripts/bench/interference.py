@@ -11,12 +11,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import aiohttp
 from load import Sample, arguments, ask, milliseconds, prompt, report
 
 SHORT, SHORT_OUT = 32, 4
 STREAM, STREAM_OUT = 32, 96
+ENDLESS_OUT = 4096
+"""Of a stream that goes on until the long prompt is through."""
 INTO = 0.25
 """Of the long prompt's time alone, after which the short request is sent."""
 
@@ -27,8 +31,9 @@ class Load:
         self._session = session
         self._rng = random.Random(args.seed)
 
-    async def ask(self, tokens: int, out: int) -> Sample:
-        return await ask(self._session, self._args.base_url, self._args.model, prompt(self._rng, tokens), out)
+    async def ask(self, tokens: int, out: int, enough: Callable[[], bool] = lambda: False) -> Sample:
+        messages = prompt(self._rng, tokens)
+        return await ask(self._session, self._args.base_url, self._args.model, messages, out, enough)
 
     async def short_meanwhile(self, after_s: float) -> tuple[Sample, Sample]:
         """A short request and the long prompt that it came into."""
@@ -38,11 +43,38 @@ class Load:
         return short, await long
 
     async def stream_meanwhile(self, after_s: float) -> tuple[Sample, Sample]:
-        """A running stream, and the long prompt that came into it."""
-        stream = asyncio.create_task(self.ask(STREAM, STREAM_OUT))
+        """A stream that runs all the time, and the long prompt that came into it."""
+        through = asyncio.Event()
+        stream = asyncio.create_task(self.ask(STREAM, ENDLESS_OUT, through.is_set))
         await asyncio.sleep(after_s)
         long = await self.ask(self._args.prompt_tokens, 1)
+        through.set()
         return await stream, long
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One of each, right after each other: what the machine does falls on all of them."""
+
+    short: Sample
+    stream: Sample
+    long: Sample
+    met: tuple[Sample, Sample]
+    run: tuple[Sample, Sample]
+
+    @property
+    def came_into(self) -> bool:
+        """A long prompt that was through before the short request came proves nothing."""
+        short, long = self.met
+        return long.start < short.start < long.stamps[0]
+
+
+async def one_round(load: Load, tokens: int) -> Round:
+    short = await load.ask(SHORT, SHORT_OUT)
+    stream = await load.ask(STREAM, STREAM_OUT)
+    long = await load.ask(tokens, 1)
+    met = await load.short_meanwhile(long.first_token * INTO)
+    return Round(short, stream, long, met, await load.stream_meanwhile(stream.first_token * 1.5))
 
 
 def gaps_within(stream: Sample, start: float, end: float) -> list[float]:
@@ -56,34 +88,30 @@ async def measure(args: argparse.Namespace) -> tuple[list[tuple[str, ...]], dict
         load = Load(args, session)
         for _ in range(2):
             await load.ask(SHORT, SHORT_OUT)
-        shorts = [await load.ask(SHORT, SHORT_OUT) for _ in range(args.rounds)]
-        streams = [await load.ask(STREAM, STREAM_OUT) for _ in range(args.rounds)]
-        longs = [await load.ask(args.prompt_tokens, 1) for _ in range(2)]
-        alone = min(long.first_token for long in longs)
-        met = [await load.short_meanwhile(alone * INTO) for _ in range(args.rounds)]
-        first = milliseconds([stream.first_token for stream in streams]) / 1e3
-        run = [await load.stream_meanwhile(first * 1.5) for _ in range(args.rounds)]
-    # A long prompt that was through before the short request came proves nothing.
-    met = [(short, long) for short, long in met if long.start < short.start < long.stamps[0]]
+        rounds = [await one_round(load, args.prompt_tokens) for _ in range(args.rounds)]
+    met = [found for found in rounds if found.came_into]
     if not met:
         raise SystemExit("no short request came into a long prompt: raise --prompt-tokens")
-    quiet = [gap for stream in streams for gap in stream.gaps]
-    disturbed = [gap for stream, long in run for gap in gaps_within(stream, long.start, long.stamps[0])]
+    quiet = [gap for found in rounds for gap in found.stream.gaps]
+    during = [(found.run[0], found.run[1].start, found.run[1].stamps[0]) for found in rounds]
+    disturbed = [gap for stream, start, end in during for gap in gaps_within(stream, start, end)]
+    tokens = rounds[0].long.prompt_tokens
     rows = [
         ("", "n", "p50 ms", "p99 ms"),
-        _row("short request alone: first token", [short.first_token for short in shorts]),
-        _row("short request in a long prompt: first token", [short.first_token for short, _ in met]),
+        _row("short request alone: first token", [found.short.first_token for found in rounds]),
+        _row("short request in a long prompt: first token", [found.met[0].first_token for found in met]),
         _row("stream alone: gap", quiet),
         _row("stream during a long prompt: gap", disturbed),
-        _row(f"prompt of {longs[0].prompt_tokens} alone: first token", [long.first_token for long in longs]),
-        _row("that prompt with a stream beside it: first token", [long.first_token for _, long in run]),
+        _row(f"prompt of {tokens} alone: first token", [found.long.first_token for found in rounds]),
+        _row("that prompt with a stream beside it: first token", [found.run[1].first_token for found in rounds]),
     ]
     samples = {
-        "short": shorts,
-        "short in a long prompt": [short for short, _ in met],
-        "stream": streams,
-        "stream during a long prompt": [stream for stream, _ in run],
-        "long": longs,
+        "short": [found.short for found in rounds],
+        "short in a long prompt": [found.met[0] for found in met],
+        "stream": [found.stream for found in rounds],
+        "stream during a long prompt": [found.run[0] for found in rounds],
+        "long": [found.long for found in rounds],
+        "long beside a stream": [found.run[1] for found in rounds],
     }
     return rows, samples
 
@@ -95,7 +123,7 @@ def _row(name: str, seconds: list[float]) -> tuple[str, ...]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--prompt-tokens", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     rows, samples = asyncio.run(measure(args))
     report(args.out, rows, samples)

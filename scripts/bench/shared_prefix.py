@@ -78,29 +78,40 @@ class Load:
     async def alone(self) -> Sample:
         return await self._ask(prompt(self._rng, 64), 16)
 
-    async def chat(self, clients: asyncio.Semaphore) -> Sample:
-        turn = " ".join(self._rng.choices(WORDS, k=self._rng.randint(16, 96)))
-        messages = [{"role": "system", "content": self._system}, {"role": "user", "content": turn}]
+    async def chat(self, clients: asyncio.Semaphore) -> list[Sample]:
+        """Each turn has all that was said before."""
+        messages, samples = [{"role": "system", "content": self._system}], list[Sample]()
         async with clients:
-            return await self._ask(messages, self._args.max_tokens)
+            for _ in range(self._args.turns):
+                turn = " ".join(self._rng.choices(WORDS, k=self._rng.randint(16, 96)))
+                messages.append({"role": "user", "content": turn})
+                samples.append(await self._ask(messages, self._args.max_tokens))
+                messages.append({"role": "assistant", "content": samples[-1].text})
+        return samples
 
     async def _ask(self, messages: list[dict[str, str]], out: int) -> Sample:
         return await ask(self._session, self._args.base_url, self._args.model, messages, out)
 
 
 async def measure(args: argparse.Namespace) -> tuple[dict[str, list[Sample]], Pool, dict[str, Any]]:
+    """The status is a native node's at the end; its `chat_kvr` is of the chats alone."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=900)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         load, pool = Load(args, session), Pool(session, args.base_url)
         first = [await load.alone() for _ in range(10)]
+        before = await idle(session, args.base_url)
         watcher = asyncio.create_task(pool.watch())
         clients = asyncio.Semaphore(args.concurrency)
         chats = await asyncio.gather(*(load.chat(clients) for _ in range(args.requests)))
         watcher.cancel()
         with suppress(asyncio.CancelledError):
             await watcher
-        return {"after start": first, "chat": list(chats)}, pool, await idle(session, args.base_url)
+        status = await idle(session, args.base_url)
+        if status:
+            reused, computed = (status[key] - before[key] for key in ("kv_blocks_reused", "kv_blocks_computed"))
+            status["chat_kvr"] = round(reused / (reused + computed), 4)
+        return {"after start": first, "chat": [turn for turns in chats for turn in turns]}, pool, status
 
 
 def table(samples: dict[str, list[Sample]], pool: Pool, concurrency: int) -> list[tuple[str, ...]]:
@@ -129,12 +140,13 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--system-tokens", type=int, default=512)
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument("--requests", type=int, default=96, help="Chats.")
+    parser.add_argument("--turns", type=int, default=1, help="Of each chat.")
     parser.add_argument("--concurrency", type=int, default=8)
     args = parser.parse_args()
     samples, pool, status = asyncio.run(measure(args))
     rows = table(samples, pool, args.concurrency)
-    told = (("SUSI", "susi"), ("worker busy", "worker_busy"), ("KVR", "kvr"), ("MPFR", "mpfr"))
+    told = (("SUSI", "susi"), ("worker busy", "worker_busy"), ("KVR", "chat_kvr"), ("MPFR", "mpfr"))
     rows += [(name, str(status[key])) for name, key in told if key in status]
     rows += [
         (f"{name} p50 / p99 us", f"{status[name]['p50_us']} / {status[name]['p99_us']}")
