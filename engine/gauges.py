@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, pstdev
+from math import fsum, sqrt
 from typing import Any
 
 from engine.chunks import PrefillCost
@@ -98,13 +98,16 @@ class Utilisation:
     @property
     def worker_busy(self) -> float | None:
         """The workers' mean share."""
-        return fmean(self.shares) if self.shares else None
+        return fsum(self.shares) / len(self.shares) if self.shares else None
 
     @property
     def susi(self) -> float | None:
         """1 - standard deviation / mean of the workers' shares: 1 where all do the same."""
         mean = self.worker_busy
-        return max(0.0, 1 - pstdev(self.shares) / mean) if mean else None
+        if not mean:
+            return None
+        deviation = sqrt(fsum((share - mean) ** 2 for share in self.shares) / len(self.shares))
+        return max(0.0, 1 - deviation / mean)
 
     def sample(self, worker_s: Sequence[float], page_faults: int, tokens: int) -> None:
         """When a window is due. All three count from whenever they like."""

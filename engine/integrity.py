@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 256 << 10
 REST_S: Final = 0.0025
 BUSY_REST_S: Final = 0.02
+BEGIN_S: Final = 0.5
+"""What the first requests are not to be disturbed by."""
 AGAIN_S: Final = 60.0
 """How often it is asked whether the file was changed."""
 
@@ -52,7 +54,11 @@ def guard(image: Image, executor: Executor, engine: EngineLoop, folder: Path) ->
         aside = None
         with suppress(ImageError, OSError):  # of a folder that may only be read
             aside = cache.set_aside(image, folder)
-        remedy = f"it is now {aside}: start again, and it is packed anew" if aside else "run engine pack again"
+        remedy = (
+            f"it is now {aside}: start again, and it is packed anew"
+            if aside
+            else "run engine pack again, unless another node has done so"
+        )
         line = {
             "level": "fatal",
             "event": "weights_damaged",
@@ -111,6 +117,8 @@ class WeightsCheck:
 
     def _watch(self) -> None:
         seen = _stamp(self._image.path)
+        if self._rest(BEGIN_S):
+            return
         while (sound := self._sound()) is not None:
             if not sound:
                 self._damaged(WeightsDamaged(self._image, self.SECTION))

@@ -130,9 +130,9 @@ async def _serve(options: ServeOptions, start: Start) -> int:
             print(f"ready: {options.model_id} ({engine.numerics}) on http://{address} {took}", flush=True)
             if traces is not None:
                 traces.started(start.began, start.phases, engine.numerics)
-            check = _weights_check(opened, engine, start.cache)
             if residency := await asyncio.to_thread(opened.executor.residency):
                 print(residency, flush=True)
+            check = _weights_check(opened, engine, start.cache)
             await _first(*(end.wait() for end in ends))
             rehearsals.cancel()
         gpu.tell()

@@ -61,7 +61,7 @@ def opened(
         path, digest = _remembered(note) or _looked_up(uri, note)
         if not digest:
             image = read(path, packer.layout)
-            check(image)
+            (verify if _suspected(image, folder) else check)(image)
             return image
     except OSError as error:
         raise ImageError(
@@ -79,15 +79,27 @@ def opened(
 def set_aside(image: Image, folder: Path) -> Path | None:
     """Renames a damaged image of the cache, so that the next start packs anew; where to, or None where it is not done.
 
-    Not where another process has put a sound one in its place, nor for a file that is not the cache's. Nodes that map
-    it keep it. Raises ImageError, OSError.
+    Not where another process has put a sound one in its place. A file that is not the cache's stays where it is, and
+    starts read all of it until it is another. Nodes that map it keep it. Raises ImageError, OSError.
     """
     if image.path.parent != folder or not image.path.name.endswith(_ending(image.source.digest, image.layout)):
+        folder.mkdir(parents=True, exist_ok=True)
+        _suspicion(image, folder).write_bytes(orjson.dumps(_stamp(image.path)))
         return None
     with _locked(image.path):
         if not image.path.exists() or _sound(image.path, image.layout):
             return None
         return image.path.replace(image.path.with_suffix(DAMAGED))
+
+
+def _suspected(image: Image, folder: Path) -> bool:
+    with suppress(OSError, ValueError):
+        return bool(orjson.loads(_suspicion(image, folder).read_bytes()) == _stamp(image.path))
+    return False
+
+
+def _suspicion(image: Image, folder: Path) -> Path:
+    return folder / f"{xxhash.xxh3_128_hexdigest(os.fsencode(image.path.absolute()))}.suspect"
 
 
 def _sound(path: Path, layout: str) -> bool:
@@ -169,8 +181,8 @@ def _remembered(note: Path) -> tuple[Path, str] | None:
 def _looked_up(uri: str, note: Path) -> tuple[Path, str]:
     """The digest is empty where the file is an image itself. Raises SourceError, OSError."""
     from engine.model.arch import llama_config
+    from engine.model.contents import digest_of
     from engine.model.gguf import read as read_gguf
-    from engine.model.pack import digest_of
     from engine.model.source import check_published, resolve
 
     path = resolve(uri)

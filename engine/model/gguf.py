@@ -6,8 +6,6 @@ every length is held against the file before it is used, and everything that is 
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 import sys
 from array import array
@@ -19,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
+from engine.model.contents import Contents, opened
 from engine.model.foreign import HEAD_BYTES, foreign
 
 MAGIC: Final = b"GGUF"
@@ -100,31 +99,31 @@ def read(path: Path | str) -> Gguf:
     path = Path(path)
     if sys.byteorder != "little":
         raise GgufError(f"{path}: GGUF files are little-endian and this machine is not; use another machine")
-    with _mapped(path) as data:
-        return _Reader(path, data).gguf()
+    with readable(path) as contents:
+        if not contents.nbytes:
+            raise GgufError(f"{path}: the file is empty; fetch it again")
+        return _Reader(path, contents.read(0, min(contents.nbytes, MAX_HEAD_BYTES)), contents.nbytes).gguf()
 
 
 @contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
+def readable(path: Path) -> Iterator[Contents]:
+    """Raises GgufError, also where it cannot be read within the block."""
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise GgufError(f"{path}: the file is empty; fetch it again")
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with opened(path) as contents:
+            yield contents
     except OSError as error:
         raise GgufError(f"{path}: cannot be read: {error.strerror or error}; name a GGUF file you may read") from error
-    with data:
-        yield data
 
 
 class _Reader:
     """A cursor over the head of one file. `place` is what is being read, for messages."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: bytes, size: int) -> None:
+        """data: as much of the file as a head may have; size: of the file."""
         self.path = path
         self.data = data
-        self.size = len(data)
-        self.end = min(self.size, MAX_HEAD_BYTES)
+        self.size = size
+        self.end = len(data)
         self.at = 0
         self.place = "file header"
 

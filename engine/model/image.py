@@ -15,8 +15,6 @@ start must not read them all.
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 import sys
 from array import array
@@ -31,6 +29,7 @@ import orjson
 import xxhash
 
 from engine.model.arch import LlamaConfig
+from engine.model.contents import Contents, opened
 from engine.model.gguf import TensorInfo
 from engine.model.vocabulary import TemplateText, Vocabulary
 
@@ -91,7 +90,7 @@ class Image:
         """Reads and checks the sections it is made of. Raises ImageError."""
         if not self.tokenizer:
             raise ImageError(f"{self.path}: there is no tokenizer in it; pack a model that has one")
-        with _mapped(self.path) as data, _sense(self.path):
+        with _opened(self.path) as data, _sense(self.path):
             tokens = orjson.loads(self._checked(data, "tokens"))
             types = self._checked(data, "types")
             merges = array("I", self._checked(data, "merges"))
@@ -107,9 +106,9 @@ class Image:
             _check_vocabulary(vocabulary)
             return vocabulary
 
-    def _checked(self, data: mmap.mmap, name: str) -> bytes:
+    def _checked(self, data: Contents, name: str) -> bytes:
         section = self.sections[name]
-        found = data[section.offset : section.offset + section.nbytes]
+        found = data.read(section.offset, section.nbytes)
         if xxhash.xxh3_64_hexdigest(found) != section.xxh3:
             raise damaged(self.path, f"its {name} do not have the hash that was written")
         return found
@@ -129,7 +128,7 @@ def read(path: Path | str, layout: str) -> Image:
     path = Path(path)
     if sys.byteorder != "little":
         raise ImageError(f"{path}: images are little-endian and this machine is not; use another machine")
-    with _mapped(path) as data:
+    with _opened(path) as data:
         found, header = _header(path, data)
         if found != layout:
             raise ImageError(f"{path}: packed as {found!r}, the kernels here read {layout!r}; run engine pack again")
@@ -141,31 +140,30 @@ def verify(image: Image, progress: Progress = lambda done, total: None) -> None:
     """Reads all of it: every section has its hash, and what lies between them is zeros. Raises ImageError."""
     total = sum(section.nbytes for section in image.sections.values())
     done = 0
-    with _mapped(image.path) as data, memoryview(data) as view:
+    with _opened(image.path) as data:
         for name, section in image.sections.items():
             state = xxhash.xxh3_64()
-            end = section.offset + section.nbytes
-            for at in range(section.offset, end, 1 << 20):
-                state.update(view[at : min(at + (1 << 20), end)])
-                done += min(1 << 20, end - at)
+            for piece in data.pieces(section.offset, section.nbytes):
+                state.update(piece)
+                done += len(piece)
                 progress(done, total)
             if state.hexdigest() != section.xxh3:
                 raise damaged(image.path, f"its {name} do not have the hash that was written")
         for start, end in _gaps(image, data):
-            if view[start:end].tobytes().strip(b"\0"):
+            if data.read(start, end - start).strip(b"\0"):
                 raise damaged(image.path, f"bytes {start} to {end - 1} are no zeros, as they were written")
 
 
-def _gaps(image: Image, data: mmap.mmap) -> Iterator[tuple[int, int]]:
+def _gaps(image: Image, data: Contents) -> Iterator[tuple[int, int]]:
     """What no hash covers. A header with the right hash may name sections that leave much or overlap."""
     at = PREAMBLE.size
-    header = PREAMBLE.unpack_from(data)[4]
-    for start, nbytes in sorted((section.offset, section.nbytes) for section in image.sections.values()):
+    header = PREAMBLE.unpack(data.read(0, PREAMBLE.size))[4]
+    taken = sorted((section.offset, section.nbytes) for section in image.sections.values())
+    for start, nbytes in (*taken, (header, 0)):
         if start - at > WEIGHTS_AT:
             raise damaged(image.path, f"there are {start - at} bytes that belong to nothing")
-        yield at, start
+        yield at, max(at, start)
         at = max(at, start + nbytes)
-    yield at, max(at, header)
 
 
 def damaged(path: Path, what: str) -> ImageError:
@@ -173,18 +171,16 @@ def damaged(path: Path, what: str) -> ImageError:
 
 
 @contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
+def _opened(path: Path) -> Iterator[Contents]:
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < PREAMBLE.size:
+        with opened(path) as data:
+            if data.nbytes < PREAMBLE.size:
                 raise damaged(path, "too short for an image")
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            yield data
     except OSError as error:
         raise ImageError(
             f"{path}: cannot be read: {error.strerror or error}; name an image that you may read"
         ) from error
-    with data:
-        yield data
 
 
 @contextmanager
@@ -198,29 +194,30 @@ def _sense(path: Path) -> Iterator[None]:
         raise damaged(path, f"its header makes no sense ({type(error).__name__}: {error})") from error
 
 
-def _header(path: Path, data: mmap.mmap) -> tuple[str, bytes]:
-    magic, version, _, layout, offset, nbytes, xxh3, own = PREAMBLE.unpack_from(data)
+def _header(path: Path, data: Contents) -> tuple[str, bytes]:
+    preamble = data.read(0, PREAMBLE.size)
+    magic, version, _, layout, offset, nbytes, xxh3, own = PREAMBLE.unpack(preamble)
     if magic != MAGIC:
         raise ImageError(f"{path}: is no image; make one with engine pack")
     if version != VERSION:
         raise ImageError(f"{path}: image version {version}, this engine reads {VERSION}; run engine pack again")
-    if xxhash.xxh3_64_intdigest(data[:_HASHED]) != own:
+    if xxhash.xxh3_64_intdigest(preamble[:_HASHED]) != own:
         raise damaged(path, "its first 64 bytes are damaged")
-    if nbytes > MAX_HEADER_BYTES or offset < PREAMBLE.size or offset + nbytes != len(data):
-        raise damaged(path, f"{len(data)} bytes where {offset + nbytes} were written")
-    header = data[offset : offset + nbytes]
+    if nbytes > MAX_HEADER_BYTES or offset < PREAMBLE.size or offset + nbytes != data.nbytes:
+        raise damaged(path, f"{data.nbytes} bytes where {offset + nbytes} were written")
+    header = data.read(offset, nbytes)
     if xxhash.xxh3_64_intdigest(header) != xxh3:
         raise damaged(path, "its header does not have the hash that was written")
     return layout.rstrip(b"\0").decode("ascii", "replace"), header
 
 
-def _image(path: Path, layout: str, header: dict[str, Any], data: mmap.mmap) -> Image:
+def _image(path: Path, layout: str, header: dict[str, Any], data: Contents) -> Image:
     sections = {
         name: Section(int(offset), int(nbytes), str(xxh3))
         for name, (offset, nbytes, xxh3) in header["sections"].items()
     }
     for name, section in sections.items():
-        _check_range(name, section.offset, section.nbytes, PREAMBLE.size, len(data))
+        _check_range(name, section.offset, section.nbytes, PREAMBLE.size, data.nbytes)
     weights = sections["weights"]
     tensors = {}
     for name, dtype, shape, offset, nbytes in header["tensors"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import glob
-import mmap
 import os
 import struct
 import tempfile
@@ -19,8 +18,9 @@ import orjson
 import xxhash
 
 from engine.model.arch import llama_config
+from engine.model.contents import Contents, digest_of, opened
 from engine.model.finite import not_finite
-from engine.model.gguf import BLOCKS, Gguf, GgufError, TensorInfo, read
+from engine.model.gguf import BLOCKS, Gguf, GgufError, TensorInfo, read, readable
 from engine.model.image import (
     MAGIC,
     PREAMBLE,
@@ -91,9 +91,9 @@ def check_place(out: Path) -> None:
 def check_weights(gguf: Gguf, progress: Progress = lambda done, total: None) -> None:
     """Reads all tensors of a GGUF file. It has no hashes: only what no model holds is found. Raises GgufError."""
     done, total = 0, sum(tensor.nbytes for tensor in gguf.tensors.values())
-    with gguf.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with readable(gguf.path) as contents:
         for tensor in gguf.tensors.values():
-            check_numbers(gguf.path, tensor, data[tensor.offset : tensor.offset + tensor.nbytes])
+            check_numbers(gguf.path, tensor, contents.read(tensor.offset, tensor.nbytes))
             done += tensor.nbytes
             progress(done, total)
 
@@ -106,12 +106,6 @@ def check_numbers(path: Path, tensor: TensorInfo, data: bytes) -> None:
             f"{path}: the tensor {tensor.name!r} has NaN or infinity in block {block} of {BLOCKS[tensor.dtype][1]} "
             "bytes: the file is damaged; fetch it again"
         )
-
-
-def digest_of(path: Path) -> str:
-    """xxh3_128 of a file's bytes, hexadecimal. Raises OSError."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return xxhash.xxh3_128_hexdigest(data)
 
 
 @contextmanager
@@ -189,10 +183,9 @@ class _Writer:
         table: list[tuple[Any, ...]] = []
         tensors = self.gguf.tensors
         done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
-        with self.gguf.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with opened(self.gguf.path) as contents:
             for tensor in tensors.values():
-                raw = data[tensor.offset : tensor.offset + tensor.nbytes]
-                check_numbers(self.gguf.path, tensor, raw)
+                raw = self.source(contents, tensor)
                 dtype, packed = self.packer.packed(tensor, raw)
                 state.update(self.pad(TENSOR_ALIGNMENT))
                 table.append((tensor.name, dtype, tensor.shape, self.file.tell(), len(packed)))
@@ -202,6 +195,18 @@ class _Writer:
                 self.progress(done, total)
         self.sections["weights"] = Section(WEIGHTS_AT, self.file.tell() - WEIGHTS_AT, state.hexdigest())
         return table
+
+    def source(self, contents: Contents, tensor: TensorInfo) -> bytes:
+        """Raises GgufError: what cannot be read is not what cannot be written."""
+        try:
+            data = contents.read(tensor.offset, tensor.nbytes)
+        except OSError as error:
+            raise GgufError(
+                f"{self.gguf.path}: the tensor {tensor.name!r} cannot be read: {error.strerror or error}; fetch the "
+                "file again, and look for disk errors in the kernel's log"
+            ) from error
+        check_numbers(self.gguf.path, tensor, data)
+        return data
 
     def vocabulary(self, vocabulary: Vocabulary) -> dict[str, Any]:
         merges = array("I", [token for pair in zip(vocabulary.left, vocabulary.right, strict=True) for token in pair])

@@ -81,7 +81,7 @@ def test_the_same_content_under_another_name_is_the_same_image(source: Path, fol
 
 def test_the_content_is_hashed_once(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.opened(str(source), folder, PLAIN)
-    monkeypatch.setattr("engine.model.pack.digest_of", lambda path: pytest.fail("hashed again"))
+    monkeypatch.setattr("engine.model.contents.digest_of", lambda path: pytest.fail("hashed again"))
     cache.opened(str(source), folder, PLAIN)
 
 
@@ -147,13 +147,19 @@ def test_a_damaged_image_is_set_aside_and_the_next_start_packs_anew(source: Path
         verify(cache.opened(str(source), folder, PLAIN))
 
 
-def test_only_the_caches_own_images_are_set_aside(source: Path, folder: Path, tmp_path: Path) -> None:
+def test_images_of_others_stay_where_they_are_and_are_read_as_a_whole_from_then_on(
+    source: Path, folder: Path, tmp_path: Path
+) -> None:
     own = pack(source, tmp_path / "own.image", PLAIN)
     in_cache = pack(source, cache.opened(str(source), folder, PLAIN).path.with_name("mine.image"), PLAIN)
     for image in (own, in_cache):
         rot(image.path)
+        assert cache.opened(str(image.path), folder, PLAIN) == image
         assert cache.set_aside(image, folder) is None
-        assert image.path.exists()
+        with pytest.raises(ImageError, match="its weights do not have the hash"):
+            cache.opened(str(image.path), folder, PLAIN)
+        pack(source, image.path, PLAIN)
+        assert cache.opened(str(image.path), folder, PLAIN) == image
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"<html>", b"GGUF\3\0\0\0"])

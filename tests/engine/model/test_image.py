@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import struct
 from array import array
 from pathlib import Path
@@ -10,10 +11,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.model.contents import digest_of
 from engine.model.gguf import BLOCKS, GgufError
 from engine.model.gguf import read as read_gguf
 from engine.model.image import MAGIC, PREAMBLE, TENSOR_ALIGNMENT, WEIGHTS_AT, Image, ImageError, is_image, read, verify
-from engine.model.pack import PART, Packer, check_weights, digest_of, pack
+from engine.model.pack import PART, Packer, check_weights, pack
 from engine.model.vocabulary import TemplateText, Vocabulary
 from tests.engine.gguf_files import TINY, TOKENS, write_llama
 
@@ -120,6 +122,40 @@ def test_a_tensor_with_a_number_that_is_none_is_refused(tmp_path: Path, dtype: s
         pack(path, tmp_path / "x.image", PLAIN)
     with pytest.raises(GgufError, match=match):
         check_weights(read_gguf(path))
+
+
+def test_a_file_that_cannot_be_read_is_an_error_with_its_name(
+    source: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapping would end the process."""
+    image, gguf = read(packed, "plain"), read_gguf(source)
+
+    def fails(fd: int, nbytes: int, offset: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.pread", fails)
+    for call, path in (
+        (lambda: verify(image), packed),
+        (lambda: image.vocabulary(), packed),
+        (lambda: read(packed, "plain"), packed),
+        (lambda: read_gguf(source), source),
+        (lambda: check_weights(gguf), source),
+    ):
+        with pytest.raises((ImageError, GgufError), match=f"^{path}: cannot be read: Input/output error; "):
+            call()
+
+
+def test_a_source_that_ends_while_it_is_packed_is_what_cannot_be_read(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shrinks.gguf"
+    path.write_bytes(source.read_bytes())
+
+    def shrinks(dtype: str, rows: int, cols: int, data: bytes) -> bytes:
+        os.truncate(path, 4096)
+        return data
+
+    with pytest.raises(GgufError, match=r"shrinks.gguf: the tensor .* cannot be read: it was cut short"):
+        pack(path, tmp_path / "x.image", Packer("x", {"Q4_1": "Q4_1"}, shrinks))
+    assert [found.name for found in tmp_path.iterdir()] == ["shrinks.gguf"]
 
 
 def test_the_numbers_of_a_sound_file_are_numbers(source: Path) -> None:
