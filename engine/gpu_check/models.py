@@ -18,6 +18,8 @@ from engine.model.gpu_image import ALIGNMENT, DTYPES, parts
 from engine.model.gpu_layout import GpuSizes
 
 TINY = LlamaConfig(2, 256, 512, 8, 2, 32, 512, 1000, 10_000.0, 1e-5)
+HEADS = LlamaConfig(2, 1024, 2048, 8, 2, 128, 512, 1000, 10_000.0, 1e-5)
+"""Heads as an 8B has them, and its groups."""
 SMALLEST = LlamaConfig(1, 64, 64, 4, 2, 16, 64, 96, 10_000.0, 1e-5)
 """For the interpreter."""
 SMOLLM2 = LlamaConfig(30, 576, 1536, 9, 3, 64, 8192, 49152, 100_000.0, 1e-5)

@@ -16,13 +16,13 @@ from engine.executor.gpu.weights import Layer
 from engine.model.arch import LlamaConfig
 
 
-def logits(executor: CudaExecutor, config: LlamaConfig, tokens: Sequence[int]) -> Tensor:
-    """After the last token, [vocab], on the CPU."""
+def logits(executor: CudaExecutor, config: LlamaConfig, tokens: Sequence[int], *, fp8: bool = False) -> Tensor:
+    """After the last token, [vocab], on the CPU. fp8: keys and values are rounded to it."""
     weights = executor.weights
     hidden = dense(weights.embedding)[torch.tensor(tokens, device=executor.device.torch_device)]
     turns = angles(config, len(tokens)).to(hidden.device)
     for layer in weights.layers:
-        hidden = hidden + _attention(config, layer, _norm(config, hidden, layer.attn_norm), turns)
+        hidden = hidden + _attention(config, layer, _norm(config, hidden, layer.attn_norm), turns, fp8)
         normed = _norm(config, hidden, layer.ffn_norm)
         gate, up = normed @ dense(layer.gate).T, normed @ dense(layer.up).T
         hidden = hidden + (F.silu(gate) * up) @ dense(layer.down).T
@@ -46,11 +46,13 @@ def _norm(config: LlamaConfig, hidden: Tensor, weight: Tensor) -> Tensor:
     return F.rms_norm(hidden, hidden.shape[-1:], weight, config.rms_eps)
 
 
-def _attention(config: LlamaConfig, layer: Layer, x: Tensor, turns: Tensor) -> Tensor:
+def _attention(config: LlamaConfig, layer: Layer, x: Tensor, turns: Tensor, fp8: bool) -> Tensor:
     count, dim = len(x), config.head_dim
     queries = _rope((x @ dense(layer.q).T).view(count, config.heads, dim), turns)
     keys = _rope((x @ dense(layer.k).T).view(count, config.kv_heads, dim), turns)
     values = (x @ dense(layer.v).T).view(count, config.kv_heads, dim)
+    if fp8:
+        keys, values = (part.to(torch.float8_e4m3fn).float() for part in (keys, values))
     keys, values = (part.repeat_interleave(config.heads // config.kv_heads, 1) for part in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", queries, keys) / math.sqrt(dim)
     future = torch.ones(count, count, device=x.device).triu(1).bool()

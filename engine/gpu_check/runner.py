@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.executor.base import Executor
-from engine.step import Row, RowResult, Sampling, StepPlan
+from engine.step import Logprobs, Row, RowResult, Sampling, StepPlan
 
 Floats = npt.NDArray[np.float32]
 
@@ -23,6 +23,14 @@ class Runner:
         """By slot."""
         self.executor.submit(StepPlan(next(self._steps), rows))
         return {row.slot: row for row in self.executor.collect().rows}
+
+    def constrained(self, row: Row, mask: bytes) -> tuple[tuple[int, ...], Logprobs]:
+        """One row alone, in a slot that asks for log-probabilities: its token, and what is told of it."""
+        step = next(self._steps)
+        self.executor.submit(StepPlan(step, (row,)))
+        self.executor.allow(row.slot, step, mask)
+        found = self.executor.collect().rows[0]
+        return found.tokens, found.logprobs[0]
 
     def logits(self, slot: int) -> Floats:
         return np.array(self.executor.logits(slot), np.float32)
