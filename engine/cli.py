@@ -90,7 +90,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _options(model: str, threads: int | None, **sizes: Any) -> Any:
     from engine.startup import ModelOptions, chosen_device
 
-    sizes["device"] = chosen_device(sizes["device"])
+    sizes["device"] = chosen_device(sizes["device"], say=lambda text: click.echo(text, err=True))
     return ModelOptions(model, threads or len(os.sched_getaffinity(0)), **sizes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from engine.gpu import fit
+from engine.gpu import driver, fit
 from engine.model import gpu_layout, layout
 from engine.model.gpu_image import packer
 from engine.model.gpu_layout import GpuSizes
@@ -22,14 +22,24 @@ if TYPE_CHECKING:
 NEEDED = ("torch", "triton", "numpy")
 
 
+def problem() -> str | None:
+    """Why no node can run on a GPU here; None: one can."""
+    return _missing() or driver.problem()
+
+
 def packer_of(options: ModelOptions) -> Packer:
     """Raises StartError where a GPU node's packages are not installed."""
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise StartError(
-            f"a node on a GPU needs {', '.join(NEEDED)}, and {', '.join(missing)} cannot be imported: install "
-            "edgeproxy[gpu], or run with --device cpu"
-        )
+    if missing := _missing():
+        raise StartError(f"{missing}, or run with --device cpu")
     return packer(options.gpu_dtype, kept=options.gpu_weights == "kept")
+
+
+def _missing() -> str | None:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if not missing:
+        return None
+    named = ", ".join(missing)
+    return f"a node on a GPU needs {', '.join(NEEDED)}, and {named} cannot be imported: install edgeproxy[gpu]"
 
 
 def sizes_of(image: Image, options: ModelOptions) -> GpuSizes:

@@ -176,6 +176,7 @@ class Start:
             callback()
 
     def _open(self) -> Opened:
+        check_device(self._options)
         image = self._timed("image", lambda: open_image(self._options, self._told))
         monitor = open_monitor(self._options)
         try:
@@ -214,15 +215,29 @@ class Start:
         return result
 
 
-def chosen_device(asked: str, root: Path = Path("/")) -> str:
-    """What `auto` means here: cuda where NVIDIA's driver is loaded and what a GPU node needs is installed."""
+def chosen_device(asked: str, root: Path = Path("/"), say: Callable[[str], None] = lambda text: None) -> str:
+    """What `auto` means here: cuda where NVIDIA's driver is loaded, what a GPU node needs is installed, and there is a
+    device that the kernels run on. say: told why a machine with that driver gets the CPU."""
     if asked != "auto":
         return asked
     if not (root / "dev/nvidiactl").exists():
         return "cpu"
-    from importlib.util import find_spec
+    from engine import gpu_startup
 
-    return "cuda" if find_spec("torch") and find_spec("triton") else "cpu"
+    problem = gpu_startup.problem()
+    if problem is None:
+        return "cuda"
+    say(f"on the CPU: {problem}")
+    return "cpu"
+
+
+def check_device(options: ModelOptions) -> None:
+    """Before minutes go into packing for it. Raises StartError."""
+    if options.device == "cuda":
+        from engine import gpu_startup
+
+        if (problem := gpu_startup.problem()) is not None:
+            raise StartError(f"--device cuda: {problem}; or run with --device cpu")
 
 
 def packer_of(options: ModelOptions) -> Packer:

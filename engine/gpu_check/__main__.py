@@ -78,7 +78,7 @@ def _work(chosen: Sequence[Row], device: str, model: str | None, tell: Tell) -> 
         except RuntimeError as error:
             tell({"absent": f"the device cannot be used: {error}"})
             return 0
-    checks = {row.name: lambda row=row: row.check(bench)() for row in chosen}  # type: ignore[misc]
+    checks = {row.name: lambda row=row: row.check(bench)() for row in chosen}
     return 0 if serve(checks, [row.name for row in chosen], tell) else 1
 
 

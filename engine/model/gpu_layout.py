@@ -85,7 +85,9 @@ def plan(config: LlamaConfig, weights: int, sizes: GpuSizes) -> layout.Plan:
 def kv_block_bytes(config: LlamaConfig, sizes: GpuSizes) -> int:
     """Keys and values of 16 positions in all layers."""
     if sizes.kv_dtype not in KV_DTYPES:
-        raise layout.LayoutError(f"KV type {sizes.kv_dtype} is not one of {', '.join(KV_DTYPES)} on a GPU")
+        raise layout.LayoutError(
+            f"KV type {sizes.kv_dtype} is none of a GPU's: --kv-dtype f16 (as wide as --gpu-dtype) or fp8"
+        )
     width = 1 if sizes.kv_dtype == "fp8" else WIDTHS[sizes.dtype]
     return 2 * config.layers * config.kv_heads * config.head_dim * BLOCK_TOKENS * width
 

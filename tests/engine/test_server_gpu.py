@@ -28,6 +28,7 @@ pytest.importorskip("triton", reason="triton is not installed: scripts/install -
 PROGRAM = """
 import json, sys, threading
 from engine.executor.gpu import device
+from engine.gpu import driver
 from engine import rehearsal
 from engine.node import Node
 from tests.engine.executor.gpu.cuda_models import TINY_TILES
@@ -65,6 +66,7 @@ def tell(owner, name, what):
 
 nvml = sys.modules["pynvml"] = Nvml(Device(links=[(1, 16), (4, 16)]))
 device.CudaDevice = Told
+driver.problem = lambda: None
 rehearsal.ROUNDS = rehearsal.TOKENS = 2
 tell(rehearsal.Rehearsal, "_round", "round")
 tell(Node, "ready", "ready")
@@ -141,6 +143,7 @@ def test_a_node_that_does_not_fit_is_refused_before_the_device_is_touched(
         raise AssertionError("the device was touched")
 
     monkeypatch.setattr("torch.cuda.is_available", touched)
+    monkeypatch.setattr("engine.gpu.driver.problem", lambda: None)
     result = CliRunner().invoke(main, [*arguments, "--kv-tokens", "64000000"])
     assert result.exit_code == 1
     for part in (
@@ -152,6 +155,7 @@ def test_a_node_that_does_not_fit_is_refused_before_the_device_is_touched(
 
 
 def test_a_device_that_wants_a_reset_is_refused_as_well(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.gpu.driver.problem", lambda: None)
     fake = FakeNvml(Device(action=1))
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     result = CliRunner().invoke(main, arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from click.testing import CliRunner
 from engine import gpu_startup, startup
 from engine.cli import main
 from engine.executor.cuda import CudaExecutor
+from engine.gpu import driver
 from engine.model.layout import LayoutError
 from engine.startup import INTERPRETED, ModelOptions, Start, StartError
 from engine.step import Row, Sampling, StepPlan
@@ -57,22 +57,36 @@ def test_the_image_is_the_devices_own(options: ModelOptions) -> None:
 
 
 def test_a_kv_type_of_the_other_device_is_refused(options: ModelOptions) -> None:
-    with pytest.raises(LayoutError, match="KV type int8 is not one of 16, fp8"):
+    with pytest.raises(LayoutError, match=r"KV type int8 is none of a GPU's: --kv-dtype f16"):
         startup.open_executor(startup.open_image(options, silent), replace(options, kv_dtype="int8"))
     cpu = replace(options, device="cpu", kv_dtype="fp8")
     with pytest.raises(LayoutError, match="KV type fp8 is not one of f16, int8"):
         startup.open_executor(startup.open_image(cpu, silent), cpu)
 
 
-def test_auto_is_a_gpu_only_where_driver_and_packages_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert startup.chosen_device("auto", tmp_path) == "cpu"
+def test_auto_is_a_gpu_only_where_driver_packages_and_device_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems: list[str | None] = [None, "the GPU has compute capability 7.5"]
+    monkeypatch.setattr(driver, "problem", lambda: problems[0])
+    told: list[str] = []
+
+    def chosen(asked: str) -> str:
+        return startup.chosen_device(asked, tmp_path, told.append)
+
+    assert chosen("auto") == "cpu"
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
-    assert startup.chosen_device("auto", tmp_path) == "cuda"
-    assert startup.chosen_device("cpu", tmp_path) == "cpu"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert startup.chosen_device("auto", tmp_path) == "cpu"
-    assert startup.chosen_device("cuda", tmp_path) == "cuda"
+    assert chosen("auto") == "cuda"
+    assert chosen("cpu") == "cpu"
+    assert told == []
+    problems.pop(0)
+    assert chosen("auto") == "cpu"
+    assert told.pop() == "on the CPU: the GPU has compute capability 7.5"
+    monkeypatch.setattr(gpu_startup, "find_spec", lambda name: None)
+    assert chosen("auto") == "cpu"
+    assert "torch, triton, numpy cannot be imported" in told.pop()
+    assert chosen("cuda") == "cuda"
 
 
 def test_packages_that_are_missing_are_named_with_the_remedy(
@@ -85,15 +99,21 @@ def test_packages_that_are_missing_are_named_with_the_remedy(
         startup.open_image(options, silent)
 
 
-@no_gpu
-def test_a_machine_without_a_gpu_says_so(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_of_another_layout_is_refused(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     image = startup.open_image(replace(options, device="cuda"), silent)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(options.cache))
+    monkeypatch.setattr(driver, "problem", lambda: None)
     result = CliRunner().invoke(
         main, ["serve", "--model", str(image.path), "--model-id", "m", "--device", "cuda", "--gpu-weights", "kept"]
     )
     assert result.exit_code == 1
     assert "packed as 'gpu-f32-kept', the kernels here read 'gpu-bf16-kept'" in result.output
-    result = CliRunner().invoke(main, ["serve", "--model", options.model, "--model-id", "m", "--device", "cuda"])
+
+
+@no_gpu
+def test_a_machine_without_a_gpu_says_so_before_anything_is_packed(options: ModelOptions) -> None:
+    start = ["serve", "--model", options.model, "--model-id", "m", "--device", "cuda", "--cache", str(options.cache)]
+    result = CliRunner().invoke(main, start)
     assert result.exit_code == 1
-    assert "torch finds no CUDA device" in result.output
+    assert "--device cuda: " in result.output
+    assert "or run with --device cpu" in result.output
+    assert not list(Path(str(options.cache)).glob("**/*"))
