@@ -174,6 +174,13 @@ def _routes(known: Known, live: Live) -> list[Route]:
         caching = "public, max-age=31536000, immutable" if found.name in IMMUTABLE else "no-cache"
         return Response(found.content, media_type=found.kind, headers={**_PAGE_HEADERS, "cache-control": caching})
 
+    async def without_slash(request: Request) -> Response:
+        """Relative to this very origin: the client's Host is not repeated."""
+        name = request.path_params.get("name")
+        if name is not None and asset(name) is None:
+            raise HTTPException(404)
+        return Response(status_code=308, headers={"location": "/dashboard" + (f"/{name}" if name else "")})
+
     return [
         Route("/metrics", metrics),
         Route("/admin/status", status),
@@ -181,7 +188,9 @@ def _routes(known: Known, live: Live) -> list[Route]:
         Route("/admin/decisions", decisions),
         Route("/admin/decisions/{request_id}", decision),
         Route("/dashboard", page),
+        Route("/dashboard/", without_slash),
         Route("/dashboard/{name}", page),
+        Route("/dashboard/{name}/", without_slash),
         Route("/assets/{name}", page),
         Route("/", page),
     ]

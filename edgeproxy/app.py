@@ -158,6 +158,7 @@ def _views(fleet: Fleet) -> Callable[[], list[NodeView]]:
 
 
 def _view(node: Node, now: float) -> NodeView:
+    """Of a node that is not ready only what is true of it now: what it said last looks like what it would say."""
     return NodeView(
         name=node.name,
         region=node.region,
@@ -165,13 +166,13 @@ def _view(node: Node, now: float) -> NodeView:
         trouble=node.trouble,
         breaker=node.breaker.state(now),
         in_flight=node.in_flight,
-        rtt_s=node.rtt.srtt,
+        rtt_s=node.rtt.srtt if node.ready else None,
         models=node.config.models,
         kind=node.config.kind,
         standby=node.standby,
         rtt_min_s=node.rtt.minimum(now),
-        report=node.report,
-        instruments=node.instruments,
+        report=node.report if node.ready else None,
+        instruments=node.instruments if node.ready else None,
         price_per_hour=node.config.price_per_hour,
         silences=node.silences,
     )

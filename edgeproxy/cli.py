@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import urlsplit
 
 import click
 
@@ -19,11 +20,16 @@ CONFIG = click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
     default="regions.yaml",
+    envvar="EDGEPROXY_CONFIG",
     show_default=True,
-    help="The deployment.",
+    show_envvar=True,
+    help="The deployment: regions, nodes and the ports to listen on.",
 )
 ADMIN = click.option(
-    "--admin", "base_url", help="URL of the admin listener, where the deployment's own is not to be asked."
+    "--admin",
+    "base_url",
+    help="Admin listener, as URL or HOST:PORT, where the deployment's own is not to be asked.",
+    callback=lambda context, parameter, value: None if value is None else _base_url(value),
 )
 STATE = click.option(
     "--state",
@@ -78,23 +84,17 @@ def serve(config: Path, state: Path, drain: float, notice: float) -> None:
 @CONFIG
 def check(config: Path) -> None:
     """Say whether a deployment can be used, and what is in force."""
-    from edgeproxy.access.keys import Keys, KeysError
-    from edgeproxy.access.origin import BindError, check_bind
+    from edgeproxy.access.keys import KeysError
+    from edgeproxy.access.origin import BindError
     from edgeproxy.config import ConfigError
     from edgeproxy.config_file import load
+    from edgeproxy.preflight import usable
     from edgeproxy.summary import summary
-    from edgeproxy.upstream.node import Fleet
-    from edgeproxy.wire.tls import TlsError, server_context
+    from edgeproxy.wire.tls import TlsError
 
     try:
         found = load(config)
-        keys = Keys(found.keys)
-        for address in (found.listen.http, found.listen.https, found.listen.admin):
-            if address is not None:
-                check_bind(address, keys_required=keys.required)
-        if found.tls.certificate is not None and found.tls.key is not None:
-            server_context(found.tls.certificate, found.tls.key, ())
-        Fleet.from_config(found, token="")
+        keys = usable(found)
     except (ConfigError, KeysError, BindError, TlsError) as error:
         _fail(str(error))
     click.echo("\n".join(summary(found, keys_required=keys.required)))
@@ -153,6 +153,21 @@ def top(config: Path, base_url: str | None, once: bool) -> None:
         pass
 
 
+def _base_url(value: str) -> str:
+    """Raises BadParameter."""
+    url = value if "://" in value else f"http://{value}"
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound:
+        raise click.BadParameter(
+            f"{value!r} is no address of a listener; write http://127.0.0.1:9080, or 127.0.0.1:9080"
+        )
+    return url.rstrip("/").removesuffix("/dashboard")
+
+
 def _admin_url(config: Path) -> str:
     from edgeproxy.config import ConfigError
     from edgeproxy.config_file import load
@@ -198,7 +213,7 @@ def _announce(running: Running) -> None:
         lines.append(f"              trust {running.certificate.ca}")
         lines.append(f"              SPKI {running.certificate.spki_sha256_b64}")
     if listen.admin is not None:
-        lines.append(f"  admin       http://{_reachable(listen.admin)}")
+        lines.append(f"  dashboard   http://{_reachable(listen.admin)}/dashboard   (metrics: /metrics)")
     if listen.http is not None:
         lines += _examples(f"http://{_reachable(listen.http)}/v1", model, running.config.keys is not None)
     click.echo("\n".join([*lines, ""]))

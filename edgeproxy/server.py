@@ -21,15 +21,14 @@ from random import Random
 from time import time
 from typing import Any
 
-from edgeproxy.access.keys import Keys
-from edgeproxy.access.origin import check_bind
 from edgeproxy.app import build, version
 from edgeproxy.config import Config
 from edgeproxy.gateway.app import AsgiApp
 from edgeproxy.listeners import Listeners, StartError
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.reloads import ReloadStatus
-from edgeproxy.observe.trace import TraceError, Tracer, tracer
+from edgeproxy.observe.trace import Tracer, tracer
+from edgeproxy.preflight import usable
 from edgeproxy.protocol.node.report import TOKEN_ENV
 from edgeproxy.reload import Reload
 from edgeproxy.upstream.follow import Follower
@@ -68,17 +67,14 @@ class Server:
         """`state`: folder for the development certificate. `drain_s`: how long SIGTERM waits for answers in progress.
         `notice_s`: how long before that requests are still taken, while /readyz says no: a load balancer's time to see.
 
-        Raises KeysError, BindError and ConfigError.
+        Raises KeysError, BindError, TlsError and ConfigError.
         """
         self._config = config
         self._state = state
         self._drain_s = drain_s
         self._notice_s = notice_s
         self._log = log
-        self._keys = Keys(config.keys)
-        for address in (config.listen.http, config.listen.https, config.listen.admin):
-            if address is not None:
-                check_bind(address, keys_required=self._keys.required)
+        self._keys = usable(config)
         self._token = os.environ.get(TOKEN_ENV) or secrets.token_urlsafe(32)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -129,10 +125,7 @@ class Server:
     def _tracer(self) -> Tracer | None:
         if self._config.traces_to is None:
             return None
-        try:
-            return tracer(self._config.traces_to, version(), Random())
-        except TraceError as error:
-            raise StartError(f"{self._config.path}: {error}") from error
+        return tracer(self._config.traces_to, version(), Random())
 
     @contextlib.asynccontextmanager
     async def _background(self, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:

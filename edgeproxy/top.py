@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from time import localtime, sleep, strftime
 from typing import Any
 
 import httpx
@@ -20,8 +21,9 @@ WIDE = 100
 """Columns of a terminal that has room for everything."""
 _ID_WIDTH = 36
 """Of the ids that the proxy gives: whole, for `edgeproxy explain`."""
-TIMEOUT = httpx.Timeout(10.0, read=30.0)
-"""Seconds; the feed says something every 15 at least."""
+TIMEOUT = httpx.Timeout(10.0, read=5.0)
+"""Seconds; the feed says something every second. As on the dashboard, what is older than these five is stale."""
+AGAIN_S = 1.0
 _MOODS = {"good": "bold green", "warn": "bold yellow", "bad": "bold red"}
 _NONE = "-"
 
@@ -32,21 +34,31 @@ class TopError(RuntimeError):
     """There is nothing to show; the message names the thing, the cause and the remedy."""
 
 
-def top(admin: str, console: Console, *, once: bool = False) -> None:
-    """Until interrupted, or the feed ends; once where nobody watches a terminal.
+def top(admin: str, console: Console, *, once: bool = False, wait: Callable[[float], None] = sleep) -> None:
+    """Until interrupted; once where nobody watches a terminal. A feed that ends or falls silent is asked for again.
 
-    `admin`: base URL of the admin listener. Raises TopError.
+    `admin`: base URL of the admin listener. `wait`: between two tries. Raises TopError where there never was a feed.
     """
     recent: deque[State] = deque(maxlen=SHOWN)
+    shown: State | None = None
     with Live(console=console, auto_refresh=False) as live:
-        for state in _states(admin):
-            recent.extend(state["recent"])
-            live.update(render(state, recent, console.width), refresh=True)
-            if once or not console.is_terminal:
-                return
+        while True:
+            try:
+                for shown in _states(admin):
+                    recent.extend(shown["recent"])
+                    live.update(render(shown, recent, console.width), refresh=True)
+                    if once or not console.is_terminal:
+                        return
+            except TopError:
+                if shown is None:
+                    raise
+            if shown is not None:
+                live.update(render(shown, recent, console.width, stale=True), refresh=True)
+            wait(AGAIN_S)
 
 
 def _states(admin: str) -> Iterator[State]:
+    """Until the feed ends. Raises TopError."""
     parser = SseParser(64 << 20)
     try:
         with httpx.stream("GET", f"{admin}/admin/events", timeout=TIMEOUT) as answer:
@@ -58,11 +70,14 @@ def _states(admin: str) -> Iterator[State]:
         raise TopError(f"{admin} tells nothing ({error}); is the proxy running, and its admin listener?") from None
 
 
-def render(state: State, recent: deque[State], width: int = WIDE) -> Group:
-    """`recent`: the last requests, the newest at the end. `width`: of the terminal, in columns."""
-    told = state["verdict"]
+def render(state: State, recent: deque[State], width: int = WIDE, *, stale: bool = False) -> Group:
+    """`recent`: the last requests, the newest at the end. `width`: of the terminal, in columns. `stale`: the feed has
+    ended, or says nothing."""
+    told, since = state["verdict"], strftime("%H:%M:%S", localtime(state["now"]))
+    verdict = Text(told["text"], _MOODS[told["mood"]])
     return Group(
-        Text(f"edgeproxy {state['version']}  ", "dim") + Text(told["text"], _MOODS[told["mood"]]),
+        Text(f"edgeproxy {state['version']}  ", "dim")
+        + (Text(f"no news since {since}: these figures are old", "bold yellow") if stale else verdict),
         _figures(state),
         _nodes(state, wide=width >= WIDE),
         _requests(recent, wide=width >= WIDE),
@@ -73,9 +88,15 @@ def _figures(state: State) -> Text:
     first, lately = state["first_token"], state["lately"]
     total = lately["answered"] + lately["failed"]
     share = f"{lately['within'] / total:.1%}" if total else _NONE
-    burn = " ".join(f"{_rate(pair['long'], 1)}/{_rate(pair['short'], 1)}" for pair in state["burn"])
+    burn = " ".join(_burn(pair) for pair in state["burn"])
     parts = (f"p50 {_ms(first['p50'])}", f"p95 {_ms(first['p95'])}", f"within {state['budget_ms']:g} ms {share}")
     return Text("  ".join((*parts, f"burn {burn}")))
+
+
+def _burn(pair: State) -> str:
+    """Burning is `3.6/3.9!`; in brackets what rests on too few requests to tell."""
+    told = f"{_rate(pair['long'], 1)}/{_rate(pair['short'], 1)}"
+    return {"few": f"({told})", "burning": f"{told}!"}.get(pair["state"], told)
 
 
 def _nodes(state: State, *, wide: bool) -> Table:

@@ -245,7 +245,7 @@ class NodeApp:
     async def _generate(self, exchange: Exchange, kind: Kind) -> None:
         if self._busy > self._limits.requests:
             raise too_many(self._limits.requests, "requests open", "too_many_requests")
-        terms = request_terms(exchange.header)
+        terms = request_terms(exchange.field)
         value = parse_json(await exchange.json_body(self._limits.body_bytes))
         resume = _resume(value.pop(FIELD, None))
         request = kind.read(value)
@@ -289,7 +289,7 @@ class NodeApp:
     async def _tokenize(self, exchange: Exchange) -> None:
         from engine.tokens import tokenized
 
-        terms = request_terms(exchange.header)
+        terms = request_terms(exchange.field)
         value = await self._tokens_request(exchange)
         await exchange.respond(200, await tokenized(value, self._node.chat(), terms.salt))
 

@@ -65,7 +65,9 @@ class Completions:
         if resume is None:
             return self._opener.choices(request, prompts, name, terms)
         if len(prompts) > 1 or not prompts[0].resumable:
-            raise ApiError(409, "A stream of several answers, or one with its prompt, cannot be resumed.", "prompt")
+            raise ApiError(
+                409, "A stream of several answers, or one with its prompt, cannot be resumed.", "cannot_resume"
+            )
         return self._opener.resumed(request, prompts[0], name, terms, resume)
 
     async def _prompt(

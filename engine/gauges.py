@@ -30,20 +30,25 @@ class Histogram:
     def __init__(self) -> None:
         self.counts = [0] * BUCKETS
         self.sum_us = 0.0
+        self.most_us = 0.0
 
     def observe(self, seconds: float) -> None:
         us = max(0.0, seconds * 1e6)
         self.sum_us += us
+        self.most_us = max(self.most_us, us)
         self.counts[min(int(us).bit_length(), BUCKETS - 1)] += 1
 
-    def quantile_us(self, q: float) -> int:
-        """The upper bound of the bucket that holds the quantile; 0 where nothing was observed."""
-        left = q * sum(self.counts)
+    def quantile_us(self, q: float) -> float:
+        """By the rank within its bucket, in which durations are taken to lie evenly, and never beyond the longest; 0
+        where nothing was observed."""
+        wanted, passed = q * sum(self.counts), 0
         for index, count in enumerate(self.counts):
-            left -= count
-            if count and left <= 0:
-                return 1 << index
-        return 0
+            if count and passed + count >= wanted:
+                below = (1 << index) >> 1
+                within = below + ((1 << index) - below) * (wanted - passed) / count
+                return round(min(within, self.most_us), 2)
+            passed += count
+        return 0.0
 
     def view(self) -> dict[str, Any]:
         return {

@@ -55,6 +55,10 @@ class Exchange:
     def header(self, name: bytes) -> bytes:
         return self._headers.get(name, b"")
 
+    def field(self, name: bytes) -> bytes | None:
+        """None where it is absent, which an empty one is not."""
+        return self._headers.get(name)
+
     async def json_body(self, limit: int) -> bytes:
         """Raises ApiError 415 or 413, ClientGone."""
         media, _, parameters = self.header(b"content-type").partition(b";")

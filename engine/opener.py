@@ -102,7 +102,7 @@ class Opener:
     def resumed(self, request: Decoding, prompt: Prompt, name: str, terms: Terms, resume: Resume) -> Choices:
         """Goes on from where another node ended. Raises ApiError, 409 where this one computes otherwise."""
         if request.n > 1:
-            raise ApiError(409, "A stream of several answers cannot be resumed.", "n")
+            raise ApiError(409, "A stream of several answers cannot be resumed.", "cannot_resume", "n")
         if resume.numerics != self._engine.numerics:
             raise ApiError(
                 409, "This node computes otherwise than the one to be resumed: ask one of equal numerics.", "numerics"

@@ -179,7 +179,8 @@ def traces(endpoint: str, model: str) -> Traces:
     except ImportError as error:
         raise StartError(
             f"--traces-to: traces need OpenTelemetry ({error.name} is missing); "
-            "install `edgeproxy[otel]`, or leave the option out"
+            "install `edgeproxy[otel]` (in a checkout: `.venv/bin/pip install -c constraints.txt opentelemetry-sdk "
+            "opentelemetry-exporter-otlp-proto-http`), or leave the option out"
         ) from None
     from importlib import metadata
 

@@ -139,6 +139,14 @@ async def test_admin_pages_carry_their_policy(tmp_path: Path) -> None:
         assert (await ask(e.admin, method="POST", path="/v1/chat/completions")).status == 404
 
 
+async def test_a_page_is_found_with_a_slash_behind_its_name(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        for path, place in (("/dashboard/", b"/dashboard"), ("/dashboard/chat/", b"/dashboard/chat")):
+            reply = await ask(e.admin, method="GET", path=path)
+            assert (reply.status, reply.header(b"location")) == (308, place)
+        assert (await ask(e.admin, method="GET", path="/dashboard/nothing/")).status == 404
+
+
 async def test_status_tells_nodes_and_recent_requests(tmp_path: Path) -> None:
     async with edge(tmp_path) as e:
         e.fleet.nodes[0].rtt.probe(0.040, 1.0)

@@ -16,6 +16,7 @@ ROOMS = [
     "edgeproxy.summary",
     "edgeproxy.top",
     "edgeproxy.server",
+    "edgeproxy.preflight",
     "edgeproxy.listeners",
     "edgeproxy.reload",
     "edgeproxy.app",

@@ -17,6 +17,7 @@ from edgeproxy.observe.outcomes import Outcomes
 from edgeproxy.observe.trace import Trace, Tracer
 from edgeproxy.protocol.node.blocks import Prefix
 from edgeproxy.protocol.node.foreign import timings_of
+from edgeproxy.protocol.openai.codes import node_code
 from edgeproxy.protocol.openai.headers import Headers
 from edgeproxy.protocol.openai.sse import DONE, Event
 from edgeproxy.routing.budget import BUDGET_S, Ledger, settle
@@ -185,7 +186,7 @@ class Account:
 def record_of(call: Call, now: float, time: float) -> dict[str, Any]:
     """Its line in the log. `now`: when it ended, as the call's moments; `time`: the same in Unix seconds."""
     client, rtt, edge, hold, failover, parse, queue, prefill, first, relay, rest, total = call.ledger()
-    _, finish, usage = call.ending or _UNKNOWN
+    _, finish, usage, failed = call.ending or _UNKNOWN
     prompt, cached, written = call.prompt_tokens, call.cached_tokens, None
     if usage is not None:
         counted, found = counts_of(usage)
@@ -200,7 +201,7 @@ def record_of(call: Call, now: float, time: float) -> dict[str, Any]:
         "stream": call.stream,
         "protocol": call.protocol,
         "status": call.status,
-        "code": call.code,
+        "code": call.code or failed,
         "client_gone": call.client_gone,
         "region": call.region,
         "node": call.node,
@@ -240,6 +241,8 @@ class Ending(NamedTuple):
     """It said so itself: a finish reason, `[DONE]` or an error."""
     finish: str | None = None
     usage: dict[str, Any] | None = None
+    code: str | None = None
+    """Of an error that it ended with, after content."""
 
     def counts(self) -> tuple[int | None, int | None]:
         """Tokens of the prompt, and how many of them were cached, as far as the usage tells."""
@@ -257,7 +260,7 @@ def counts_of(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 def ending_of_stream(last: Iterable[Event]) -> Ending:
-    finished, finish, usage = False, None, None
+    finished, finish, usage, code = False, None, None, None
     for event in last:
         if event.data == DONE:
             finished = True
@@ -269,7 +272,8 @@ def ending_of_stream(last: Iterable[Event]) -> Ending:
         finished = finished or found.finished
         finish = found.finish or finish
         usage = found.usage or usage
-    return Ending(finished, finish, usage)
+        code = found.code or code
+    return Ending(finished, finish, usage, code)
 
 
 def ending_of(value: object) -> Ending:
@@ -282,8 +286,10 @@ def ending_of(value: object) -> Ending:
         if isinstance(reason, str):
             finish = reason
             break
-    finished = finish is not None or bool(value.get("error"))
-    return Ending(finished, finish, usage)
+    error = value.get("error")
+    if error:
+        return Ending(True, finish, usage, node_code(500, error))
+    return Ending(finish is not None, finish, usage)
 
 
 def _usage(value: dict[str, Any]) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from edgeproxy.access.keys import Keys
 from edgeproxy.access.origin import HostCheck
 from edgeproxy.access.tenants import Tenant
 from edgeproxy.config import GatewayLimits
-from edgeproxy.gateway.account import Account, Call
+from edgeproxy.gateway.account import UNKNOWN_MODEL, Account, Call
 from edgeproxy.gateway.admit import Fields, may_see_details, read_chat, request_id, terms
 from edgeproxy.gateway.answer import Answer, whole
 from edgeproxy.gateway.controls import controls, fields_of
@@ -118,11 +118,10 @@ class Gateway:
         call.tenant = tenant.name
         call.disclose = may_see_details(scope, fields, tenant)
         request = await read_chat(fields, receive, self._limits.body_bytes)
-        call.stream = request.stream
+        call.stream, call.model = request.stream, self._router.label(request.model) or UNKNOWN_MODEL
         call.timings = asked(fields, call.disclose, request.stream, request.counted)
         call.to_native = terms(tenant, self._salts.of(tenant.name), request.priority, fields).encode()
         plan = self._router.plan(request, tenant, controls(fields, self._regions(tenant)))
-        call.model = plan.label
         with Watch(known, receive, answer.is_ended):
             if request.stream:
                 answer.hold(self._limits.hold_headers_s)

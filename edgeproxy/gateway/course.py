@@ -19,7 +19,7 @@ from edgeproxy.gateway.admit import ChatRequest
 from edgeproxy.gateway.answer import Answer, Whole, whole
 from edgeproxy.gateway.decisions import choice
 from edgeproxy.gateway.plan import Plan, in_turn
-from edgeproxy.gateway.refusal import shortened, with_model, with_region
+from edgeproxy.gateway.refusal import code_of, shortened, with_model, with_region
 from edgeproxy.gateway.relay import Relay, Request
 from edgeproxy.gateway.route import Router
 from edgeproxy.protocol.openai.errors import ApiError
@@ -70,7 +70,7 @@ class Course:
                 refused = await self._serve(lesser, answer, call) and refused
         if refused is not None:
             answer.fields = _unchanged(answer)
-            call.code = refused.code
+            call.code = code_of(refused)
             await self._relay.refuse(_advised(refused, plan, call), answer, call)
 
     def _fallback(self, asked: ChatRequest, tenant: Tenant, request: Request) -> Request | None:

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from edgeproxy.gateway.answer import Whole
+from edgeproxy.protocol.openai.codes import node_code
 
 _LENGTHS = ("max_completion_tokens", "max_tokens")
 
@@ -23,6 +24,11 @@ def fitting_tokens(refused: Whole) -> int | None:
 def of_itself_alone(refused: Whole) -> bool:
     """Whether a 429 tells of this request's own budget: a node that says so takes others meanwhile."""
     return b'"latency_budget_exceeded"' in refused.body
+
+
+def code_of(refused: Whole) -> str:
+    """By which it is logged and counted: the proxy's own, or what the node's body says."""
+    return refused.code or node_code(refused.status, _error(refused.body))
 
 
 def with_region(refused: Whole, region: str) -> Whole:
@@ -49,10 +55,14 @@ def with_model(body: bytes, model: str) -> bytes:
 def _recovery(refused: Whole) -> dict[str, Any] | None:
     if b'"recovery"' not in refused.body:
         return None
-    try:
-        value = orjson.loads(refused.body)
-    except orjson.JSONDecodeError:
-        return None
-    error = value.get("error") if isinstance(value, dict) else None
+    error = _error(refused.body)
     recovery = error.get("recovery") if isinstance(error, dict) else None
     return recovery if isinstance(recovery, dict) else None
+
+
+def _error(body: bytes) -> object:
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return value.get("error") if isinstance(value, dict) else None

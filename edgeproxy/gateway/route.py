@@ -40,6 +40,12 @@ class Router:
         self._keys: dict[tuple[str, str], int] = {}
         self._epochs: dict[int, int] = {}
 
+    def label(self, model: str) -> str | None:
+        """A model as logs and labels name it; None where nobody serves it."""
+        if model in self._fleet.models:
+            return model
+        return PATTERN_MODEL if self._fleet.serving(model) else None
+
     def plan(self, request: ChatRequest, tenant: Tenant, wishes: Controls) -> Plan:
         """Raises ApiError 404; a model that only other tenants' regions serve does not exist for this one."""
         model = request.model

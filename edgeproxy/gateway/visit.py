@@ -10,6 +10,7 @@ from edgeproxy.gateway.answer import Whole
 from edgeproxy.gateway.attempt import Begun
 from edgeproxy.gateway.hold import Holds
 from edgeproxy.gateway.plan import Plan
+from edgeproxy.gateway.refusal import code_of
 from edgeproxy.routing.forecast import Timings
 from edgeproxy.routing.load import Sent
 from edgeproxy.upstream.node import Node
@@ -61,6 +62,7 @@ class Visit:
     def answered(self, outcome: Whole | Begun, call: Call) -> None:
         """The first content is here, or a whole answer. A refusal teaches nothing."""
         if isinstance(outcome, Whole) and outcome.status != 200:
+            call.code = code_of(outcome)
             return
         plan, node = self._plan, self.node
         tokens = self.sent.tokens

@@ -7,12 +7,18 @@ on (Google, The Site Reliability Workbook, chapter 5, table 5-8).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from math import ceil
 from typing import Any, NamedTuple
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 MINUTE_S = 60
 KEPT = 3 * 24 * 60
 LEAST_EVENTS = 20
-"""Fewer in the short window say nothing: one slow request of three is no fire."""
+"""Fewer in the short window say nothing: one slow request of three is no fire..."""
+LEAST_BAD = 5
+"""...and where a pair's rate means one bad request in twenty, one of twenty is chance: so many have to be bad at it."""
 
 
 class Pair(NamedTuple):
@@ -22,6 +28,10 @@ class Pair(NamedTuple):
     short: int
     rate: float
     severity: str
+
+    def least(self, objective: float) -> int:
+        """Requests in the short window, below which there is no verdict."""
+        return max(LEAST_EVENTS, ceil(LEAST_BAD / (self.rate * (1 - objective)) - 1e-9))
 
 
 PAIRS = (Pair(60, 5, 14.4, "page"), Pair(6 * 60, 30, 6.0, "page"), Pair(3 * 24 * 60, 6 * 60, 1.0, "ticket"))
@@ -74,13 +84,19 @@ class Burn:
         found = ((minutes, self.rate(minutes, now)) for minutes in windows)
         return {_name(minutes): rate for minutes, rate in found if rate is not None}
 
+    def counts(self, now: float) -> Iterator[tuple[str, int, int]]:
+        """Short window, its requests, and how many are needed for a verdict, of each pair."""
+        for pair in PAIRS:
+            yield _name(pair.short), self.within(pair.short, now)[0], pair.least(self.objective)
+
     def view(self, now: float) -> list[dict[str, Any]]:
+        """`state`: ok, burning, or few where there is no verdict yet."""
         return [self._pair(pair, now) for pair in PAIRS]
 
     def _pair(self, pair: Pair, now: float) -> dict[str, Any]:
         long, short = self.rate(pair.long, now), self.rate(pair.short, now)
-        events, _ = self.within(pair.short, now)
-        burning = long is not None and short is not None and min(long, short) > pair.rate and events >= LEAST_EVENTS
+        (events, _), least = self.within(pair.short, now), pair.least(self.objective)
+        burning = long is not None and short is not None and min(long, short) > pair.rate
         return {
             "long_minutes": pair.long,
             "short_minutes": pair.short,
@@ -88,7 +104,9 @@ class Burn:
             "short": short,
             "limit": pair.rate,
             "severity": pair.severity,
-            "burning": burning,
+            "events": events,
+            "least": least,
+            "state": "few" if events < least else "burning" if burning else "ok",
         }
 
 
@@ -97,3 +115,19 @@ def _name(minutes: int) -> str:
         if minutes >= size and not minutes % size:
             return f"{minutes // size}{unit}"
     return f"{minutes}m"
+
+
+def burn_families(burn: Burn, now: float) -> Iterator[Metric]:
+    rates = GaugeMetricFamily("edgeproxy_budget_burn_ratio", "How fast the error budget burns", labels=["window"])
+    for window, rate in burn.rates(now).items():
+        rates.add_metric([window], rate)
+    requests = GaugeMetricFamily(
+        "edgeproxy_budget_window_requests", "Requests that count in a window", labels=["window"]
+    )
+    least = GaugeMetricFamily(
+        "edgeproxy_budget_window_least", "Requests in a window, below which a burn rate says nothing", labels=["window"]
+    )
+    for window, events, needed in burn.counts(now):
+        requests.add_metric([window], events)
+        least.add_metric([window], needed)
+    yield from (rates, requests, least)

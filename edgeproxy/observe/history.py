@@ -1,14 +1,15 @@
 """First tokens over time, in slices of ten seconds, as histograms that can be added up (percentiles cannot).
 
-Bins are logarithmic, 24 a decade: a percentile read from them is within 5 % of the true one.
+Bins are logarithmic, 24 a decade. A percentile is read from within its bin, by the rank that it has there, and
+lies between the smallest and the largest that were seen: it never exceeds every request.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from math import floor, log10
-from typing import Any
+from math import ceil, floor, inf, log10
+from typing import Any, NamedTuple
 
 SLICE_S = 10
 KEPT = 360
@@ -25,43 +26,63 @@ def bin_of(seconds: float) -> int:
     return min(floor(log10(seconds / LEAST_S) * BINS_A_DECADE), BINS - 1)
 
 
-def middle_of(index: int) -> float:
-    """Seconds; of a bin's two ends the geometric mean."""
-    return float(LEAST_S * 10 ** ((index + 0.5) / BINS_A_DECADE))
+def seconds_of(position: float) -> float:
+    """`position`: of a bin its number, and how far into it; its lower end for a whole number."""
+    return float(LEAST_S * 10 ** (position / BINS_A_DECADE))
 
 
-def quantile(bins: Mapping[int, int], share: float) -> float | None:
-    """Seconds below which `share` of what was counted lies; None where nothing was."""
-    wanted = share * sum(bins.values())
-    passed = 0
-    for index in sorted(bins):
-        passed += bins[index]
-        if passed >= wanted and bins[index]:
-            return middle_of(index)
-    return None
+class Spread(NamedTuple):
+    """What was seen, as far as it is kept: how many in each bin, and both ends in seconds."""
+
+    bins: Mapping[int, int]
+    least: float
+    most: float
+
+    def quantile(self, share: float) -> float | None:
+        """Seconds within which `share` of what was counted came; None where nothing was."""
+        rank, passed = max(ceil(share * sum(self.bins.values())), 1), 0
+        for index in sorted(self.bins):
+            count = self.bins[index]
+            if passed + count >= rank:
+                # Those of one bin are taken to lie in it evenly: the first of three at a sixth of its width.
+                return min(max(seconds_of(index + (rank - passed - 0.5) / count), self.least), self.most)
+            passed += count
+        return None
+
+
+def together(slices: Iterable[Slice]) -> Spread:
+    """Of several slices, as if they were one."""
+    bins, least, most = Counter[int](), inf, 0.0
+    for found in slices:
+        bins.update(found.bins)
+        least, most = min(least, found.least), max(most, found.most)
+    return Spread(bins, least, most)
 
 
 class Slice:
     """Ten seconds. `start`: Unix seconds, a multiple of SLICE_S."""
 
-    __slots__ = ("bins", "failed", "start", "within")
+    __slots__ = ("bins", "failed", "least", "most", "start", "within")
 
     def __init__(self, start: int) -> None:
         self.start = start
         self.bins: dict[int, int] = {}
+        self.least, self.most = inf, 0.0
+        """Of the first tokens, in seconds."""
         self.within = 0
         """First tokens within their budget."""
         self.failed = 0
         """Requests that should have had a first token and had none."""
 
     def view(self) -> dict[str, Any]:
+        spread = Spread(self.bins, self.least, self.most)
         return {
             "start": self.start,
             "count": sum(self.bins.values()),
             "within": self.within,
             "failed": self.failed,
-            "p50_s": quantile(self.bins, 0.5),
-            "p95_s": quantile(self.bins, 0.95),
+            "p50_s": spread.quantile(0.5),
+            "p95_s": spread.quantile(0.95),
             "bins": sorted(self.bins.items()),
         }
 
@@ -76,6 +97,7 @@ class History:
         current = self._at(now)
         index = bin_of(seconds)
         current.bins[index] = current.bins.get(index, 0) + 1
+        current.least, current.most = min(current.least, seconds), max(current.most, seconds)
         current.within += within
 
     def failed(self, now: float) -> None:

@@ -15,7 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from edgeproxy.observe.burn import Burn
+from edgeproxy.observe.burn import Burn, burn_families
 from edgeproxy.observe.cost import Produced, cost_families
 from edgeproxy.observe.fleet import NodeView, fleet_families
 from edgeproxy.observe.histogram import Histogram
@@ -136,10 +136,8 @@ class Metrics:
         build.add_metric([self._version], 1)
         yield from (requests, failures, edge, disconnects, resumes, build)
         yield from self.requests.families()
-        burn = GaugeMetricFamily("edgeproxy_budget_burn_ratio", "How fast the error budget burns", labels=["window"])
-        for window, rate in ({} if self._burn is None else self._burn.rates(time())).items():
-            burn.add_metric([window], rate)
-        yield burn
+        if self._burn is not None:
+            yield from burn_families(self._burn, time())
         yield from _configuration(self._reloads)
         nodes = list(self._nodes())
         yield from fleet_families(nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from edgeproxy.observe.blame import blame
 from edgeproxy.observe.burn import Burn
 from edgeproxy.observe.contrast import Contrast, Difference, nearest
-from edgeproxy.observe.history import History, quantile
+from edgeproxy.observe.history import History, together
 from edgeproxy.observe.verdict import Lately
 
 RECENT = 1000
@@ -60,12 +60,11 @@ class Outcomes:
 
     def view(self, since: float, now: float) -> dict[str, Any]:
         """`since`: Unix seconds, the start of the history wanted."""
-        bins: Counter[int] = Counter()
-        within = failed = 0
-        for found in self.history.since(now - WINDOW_S):
-            bins.update(found.bins)
-            within, failed = within + found.within, failed + found.failed
-        halves = {name: quantile(bins, share) for name, share in (("p50", 0.5), ("p95", 0.95))}
+        window = list(self.history.since(now - WINDOW_S))
+        within, failed = sum([found.within for found in window]), sum([found.failed for found in window])
+        spread = together(window)
+        answered = sum(spread.bins.values())
+        halves = {name: spread.quantile(share) for name, share in (("p50", 0.5), ("p95", 0.95))}
         records = self.latest(RECENT)
         return {
             "count": self._count,
@@ -73,7 +72,7 @@ class Outcomes:
             "burn": self.burn.view(now),
             "objective": self.burn.objective,
             "first_token": halves,
-            "lately": Lately(bins.total(), within, failed)._asdict(),
+            "lately": Lately(answered, within, failed)._asdict(),
             "blame": blame(records, now - WINDOW_S)._asdict(),
             "examples": {name: nearest(records, seconds) for name, seconds in halves.items()},
             "contrast": [difference._asdict() for difference in self._differences()],

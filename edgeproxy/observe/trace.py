@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 EXPORT_S = 2.0
 """How long the collector may take for a batch, and so how long it can hold up the end of the proxy."""
+INSTALL = ".venv/bin/pip install -c constraints.txt opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+"""In a checkout, where nothing is installed by the name of `edgeproxy[otel]`."""
 _NS = 1_000_000_000
 _ON_NODE = frozenset({"parse", "queue", "prefill", "first"})
 PHASES = ("edge", "hold", "failover", "rtt", "parse", "queue", "prefill", "first", "unexplained", "relay")
@@ -139,14 +141,20 @@ def _context(found: TraceContext) -> Any:
     return SpanContext(found.trace, found.span, is_remote=False, trace_flags=TraceFlags(found.sampled))
 
 
-def tracer(endpoint: str, version: str, rng: Random) -> Tracer:
-    """Sends spans in batches, from a thread of its own, by OTLP over HTTP. Raises TraceError."""
+def exporter() -> tuple[type[Any], type[Any]]:
+    """What sends spans: OTLP over HTTP, and in batches. Raises TraceError where it is not installed."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise TraceError(
-            f"traces_to: traces need OpenTelemetry ({error.name} is missing); "
-            "install `edgeproxy[otel]`, or remove `traces_to:` from regions.yaml"
+            f"traces_to: traces need OpenTelemetry ({error.name} is missing); install `edgeproxy[otel]` "
+            f"(in a checkout: `{INSTALL}`), or remove `traces_to:`"
         ) from None
-    return Tracer(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_S)), version, rng)
+    return OTLPSpanExporter, BatchSpanProcessor
+
+
+def tracer(endpoint: str, version: str, rng: Random) -> Tracer:
+    """Sends spans in batches, from a thread of its own. Raises TraceError."""
+    export, batches = exporter()
+    return Tracer(batches(export(endpoint=endpoint, timeout=EXPORT_S)), version, rng)

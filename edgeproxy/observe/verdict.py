@@ -48,7 +48,7 @@ def verdict(
         return Verdict("bad", "Nobody is served: every node is down")
     whole = all(node.ready for node in nodes)
     parts = [_readiness(nodes), *_distances(nodes)]
-    burning = {pair["severity"] for pair in burn if pair["burning"]}
+    burning = {pair["severity"] for pair in burn if pair["state"] == "burning"}
     paged = "page" in burning
     if paged or (lately.share is not None and lately.share < objective):
         reasons = _reasons(lately, found or Blame())

@@ -232,6 +232,14 @@ class Launcher:
                 self._logger.info("%s: %s", child.name, line.decode("utf-8", "replace"))
 
 
+def check_children(config: Config) -> None:
+    """Raises ConfigError where a node could not be launched as the configuration has it."""
+    for region in config.regions:
+        for node in region.nodes:
+            if node.launch is not None:
+                _engine(config, node, parse(node.url), config.traces_to)
+
+
 def _engine(config: Config, node: NodeConfig, origin: Origin, traces_to: str | None) -> Child:
     launch = node.launch
     assert launch is not None

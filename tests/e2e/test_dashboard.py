@@ -87,6 +87,27 @@ def test_the_chat_answers_and_says_where_the_time_went(deployment: Deployment, p
     assert page.errors == []
 
 
+def test_a_turn_that_fails_says_why_and_is_no_part_of_the_conversation(deployment: Deployment, page: Browser) -> None:
+    page.open(f"http://127.0.0.1:{deployment.admin}/dashboard/chat/")
+    wait_until(lambda: bool(page.ask("document.querySelector('#model')?.value")), 30, deployment)
+    page.ask("document.getElementById('text').value = 'Hello?'")
+    page.ask("document.getElementById('length').value = 99999")
+    enter = "new KeyboardEvent('keydown', {key: 'Enter', bubbles: true, cancelable: true})"
+    page.ask(f"document.getElementById('text').dispatchEvent({enter}); 0")
+    assert page.ask("document.getElementById('length').validity.rangeOverflow")
+    assert page.ask("document.querySelectorAll('.turn').length") == 0, "the form's own check holds it back"
+    page.ask("document.getElementById('length').removeAttribute('max')")
+    page.ask("document.getElementById('ask').requestSubmit()")
+    wait_until(lambda: "400" in text(page, ".turn.assistant .bad"), 30, deployment)
+    assert "not part of the conversation" in text(page, ".turn.assistant .bad")
+    assert text(page, ".turn.assistant .words") == ""
+    assert page.ask("document.getElementById('text').value") == "Hello?", "it can be sent again"
+    page.ask("document.getElementById('length').value = 4")
+    page.ask("document.getElementById('ask').requestSubmit()")
+    wait_until(lambda: "runner-up" in text(page, "#where"), 60, deployment)
+    assert not page.ask("document.getElementById('send').disabled")
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_axe_finds_no_serious_violation(deployment: Deployment, page: Browser, dark: bool) -> None:
     axe = files("axe_core_python").joinpath("axe.min.js").read_text()

@@ -187,3 +187,38 @@ def test_ending_is_found_among_the_last_events() -> None:
     found = ending_of_stream(SseParser().feed(raw))
     assert (found.finished, found.finish, found.usage) == (True, "length", {"prompt_tokens": 5})
     assert not ending_of_stream([]).finished
+
+
+@pytest.mark.parametrize(
+    ("model", "stream", "status", "code"),
+    [
+        ("429", False, 429, "rate_limit_exceeded"),
+        ("429", True, 429, "rate_limit_exceeded"),
+        ("500", False, 502, "upstream_failed"),
+        ("400", False, 400, "node_400"),
+        ("400", True, 400, "node_400"),
+        ("late-error-event", True, 200, "node_500"),
+    ],
+)
+async def test_whatever_was_refused_or_failed_has_a_code_in_log_and_metrics(
+    tmp_path: Path, model: str, stream: bool, status: int, code: str
+) -> None:
+    """Whoever refused it, and however late."""
+    async with edge(tmp_path) as e:
+        await ask(e.app, chat(model, stream=stream))
+        (record,) = e.lines.requests
+        assert (record["status"], record["code"]) == (status, code)
+        text = (await ask(e.admin, method="GET", path="/metrics")).body.decode()
+        assert f'edgeproxy_errors_total{{code="{code}"}} 1.0' in text
+        (decision,) = (await ask(e.admin, method="GET", path="/admin/decisions")).json["decisions"]
+        assert decision["code"] == code
+
+
+@pytest.mark.parametrize("name", ["x-latency-budget-ms", "x-latency-policy", "x-edge-region", "x-edge-timings"])
+async def test_a_request_refused_for_a_header_is_logged_with_the_model_that_it_names(tmp_path: Path, name: str) -> None:
+    async with edge(tmp_path) as e:
+        for value in ("nonsense", ""):
+            assert (await ask(e.app, chat("ok", stream=True), headers={name: value})).status == 400
+        assert (await ask(e.app, chat("made-up"), headers={name: "nonsense"})).status in (400, 404)
+        assert [record["model"] for record in e.lines.requests] == ["ok", "ok", "unknown"]
+        assert [record["stream"] for record in e.lines.requests] == [True, True, False]

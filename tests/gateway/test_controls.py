@@ -35,6 +35,7 @@ def test_every_wish_is_read() -> None:
         (b"x-edge-region", b"\xff\xfe"),
         (b"x-edge-region", b",".join([b"near"] * 17)),
         (b"x-latency-budget-ms", b"0"),
+        (b"x-latency-budget-ms", b""),
         (b"x-latency-budget-ms", b"soon"),
         (b"x-latency-budget-ms", b"99999999"),
         (b"x-session-id", b""),

@@ -20,7 +20,7 @@ NODE_FIELDS = {"x-node-salt": "aa" * 32, "x-node-priority": "-9", "x-node-token"
 
 def told(request: Received) -> Terms:
     fields = dict(request.headers)
-    return decode(lambda name: fields.get(name, b""))
+    return decode(fields.get)
 
 
 async def send(e: Edge, key: str = "", headers: dict[str, str] | None = None, **more: Any) -> Received:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeproxy.observe.burn import KEPT, LEAST_EVENTS, Burn
+from edgeproxy.observe.burn import KEPT, LEAST_BAD, LEAST_EVENTS, PAIRS, Burn, burn_families
 
 MINUTE = 60.0
 
@@ -33,21 +33,40 @@ def fill(burn: Burn, good: bool, minutes: range, per_minute: int) -> None:
 def test_both_windows_must_burn() -> None:
     burn = Burn(0.99)
     fill(burn, False, range(60), 10)
-    assert burn.view(59 * MINUTE)[0]["burning"]
+    assert burn.view(59 * MINUTE)[0]["state"] == "burning"
     fill(burn, True, range(60, 66), 10)
     page = burn.view(65 * MINUTE)[0]
     assert page["long"] > page["limit"]
     assert page["short"] == 0
-    assert not page["burning"], "it is over"
+    assert page["state"] == "ok", "it is over"
 
 
-def test_a_few_slow_requests_are_no_fire() -> None:
-    burn = Burn(0.99)
-    for _ in range(LEAST_EVENTS - 1):
+@pytest.mark.parametrize("objective", [0.9, 0.95, 0.99, 0.999])
+def test_too_few_requests_are_neither_ok_nor_burning(objective: float) -> None:
+    """Whatever the objective: at each pair's limit there have to be enough that the bad ones are no chance."""
+    for index, pair in enumerate(PAIRS):
+        burn, least = Burn(objective), pair.least(objective)
+        assert least >= LEAST_EVENTS and least * pair.rate * (1 - objective) >= LEAST_BAD - 1e-6
+        for _ in range(least - 1):
+            burn.count(False, 0.0)
+        assert burn.view(0.0)[index]["state"] == "few"
         burn.count(False, 0.0)
-    assert not any(pair["burning"] for pair in burn.view(0.0))
-    burn.count(False, 0.0)
-    assert all(pair["burning"] for pair in burn.view(0.0))
+        assert burn.view(0.0)[index]["state"] == ("burning" if pair.rate * (1 - objective) < 1 else "ok")
+
+
+def test_two_slow_requests_of_twenty_after_a_start_burn_nothing() -> None:
+    burn = Burn(0.95)
+    for number in range(20):
+        burn.count(number >= 2, 0.0)
+    assert [pair["state"] for pair in burn.view(0.0)] == ["ok", "ok", "few"]
+
+
+def test_scrapes_tell_how_many_requests_a_rate_rests_on_and_how_many_it_needs() -> None:
+    burn = Burn(0.95)
+    burn.count(True, 0.0)
+    found = {family.name: {s.labels["window"]: s.value for s in family.samples} for family in burn_families(burn, 0.0)}
+    assert found["edgeproxy_budget_window_requests"] == {"5m": 1, "30m": 1, "6h": 1}
+    assert found["edgeproxy_budget_window_least"] == {"5m": 20, "30m": 20, "6h": 100}
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * KEPT), st.booleans()), max_size=300), st.integers(1, KEPT))

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeproxy.observe.history import BINS, KEPT, SLICE_S, History, bin_of, middle_of, quantile
+from edgeproxy.observe.history import BINS, BINS_A_DECADE, KEPT, SLICE_S, History, Spread, bin_of, seconds_of, together
 
 seconds = st.floats(0.001, 99.0)
 
 
+def spread(values: list[float]) -> Spread:
+    history = History()
+    for number, value in enumerate(values):
+        history.answered(value, True, float(number))
+    return together(history.since(0))
+
+
 @given(st.lists(seconds, min_size=1, max_size=200), st.sampled_from([0.5, 0.95]))
-def test_a_percentile_is_within_five_percent(values: list[float], share: float) -> None:
-    found = quantile(Counter(map(bin_of, values)), share)
+def test_a_percentile_is_within_a_bin_of_the_true_one(values: list[float], share: float) -> None:
+    found = spread(values).quantile(share)
     exact = sorted(values)[max(-(-share * len(values) // 1).__int__() - 1, 0)]
-    assert found == pytest.approx(exact, rel=0.05)
+    assert found == pytest.approx(exact, rel=10 ** (1 / BINS_A_DECADE) - 1 + 1e-9)
+
+
+@given(st.lists(st.floats(0.0, 1e4), min_size=1, max_size=50), st.floats(0.0, 1.0))
+def test_no_percentile_is_beyond_what_was_seen(values: list[float], share: float) -> None:
+    """A bin's end, or its middle, would be."""
+    found = spread(values).quantile(share)
+    assert found is not None and min(values) <= found <= max(values)
+
+
+def test_percentiles_of_one_bin_are_told_apart() -> None:
+    low, high = seconds_of(50), seconds_of(51)
+    values = [low + (high - low) * (number + 0.5) / 1000 for number in range(1000)]
+    for share in (0.05, 0.5, 0.95):
+        assert spread(values).quantile(share) == pytest.approx(values[int(share * 1000) - 1], rel=0.002)
 
 
 @given(st.floats(0, 1e6))
@@ -26,11 +45,11 @@ def test_what_is_beyond_either_end_counts_at_that_end(value: float) -> None:
 
 
 def test_longer_is_never_in_a_lower_bin() -> None:
-    assert [bin_of(middle_of(index)) for index in range(BINS)] == list(range(BINS))
+    assert [bin_of(seconds_of(index + 0.5)) for index in range(BINS)] == list(range(BINS))
 
 
 def test_nothing_counted_has_no_percentile() -> None:
-    assert quantile({}, 0.5) is None
+    assert spread([]).quantile(0.5) is None
 
 
 def test_slices_begin_every_ten_seconds_and_empty_ones_are_left_out() -> None:

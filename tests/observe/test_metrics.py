@@ -8,6 +8,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from edgeproxy.observe.burn import Burn
 from edgeproxy.observe.fleet import NodeView
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.observe.reloads import ReloadStatus
@@ -49,7 +50,7 @@ def test_every_name_stands_in_the_table_and_no_other_does() -> None:
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     documented = re.findall(r"^\| `((?:edgeproxy|gen_ai)_\w+)` \| (\w+) \|", text, re.MULTILINE)
     status = ReloadStatus(0.0, certificate_not_after=1.0)
-    lines = Metrics("1", list, status).exposition()[0].decode().splitlines()
+    lines = Metrics("1", list, status, Burn(0.95)).exposition()[0].decode().splitlines()
     assert sorted(documented) == sorted(tuple(line.split()[2:4]) for line in lines if line.startswith("# TYPE"))
 
 

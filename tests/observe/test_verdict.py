@@ -10,9 +10,9 @@ from edgeproxy.observe.blame import Blame
 from edgeproxy.observe.fleet import NodeView
 from edgeproxy.observe.verdict import Lately, verdict
 
-QUIET: list[dict[str, Any]] = [{"severity": "page", "burning": False}, {"severity": "ticket", "burning": False}]
-PAGE = [{"severity": "page", "burning": True}]
-TICKET = [{"severity": "ticket", "burning": True}]
+QUIET: list[dict[str, Any]] = [{"severity": "page", "state": "ok"}, {"severity": "ticket", "state": "ok"}]
+PAGE = [{"severity": "page", "state": "burning"}]
+TICKET = [{"severity": "ticket", "state": "burning"}]
 WELL, LATE = Lately(100, 99, 0), Lately(100, 50, 0)
 
 

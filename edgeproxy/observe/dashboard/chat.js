@@ -8,6 +8,21 @@ import { theme } from "./theme.js";
 const turns = [];
 let running = null;
 
+// A browser's own words for a connection that failed tell nobody what to look at.
+async function reached(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The proxy cannot be reached; is it running?");
+  }
+}
+
+async function refusal(answer) {
+  const told = await answer.json().catch(() => null);
+  return new Error(`${answer.status}: ${told?.error?.message ?? "no reason given"}`);
+}
+
 function choose(place, values, first) {
   place.replaceChildren(...[...(first ? [["", first]] : []), ...values.map((value) => [value, value])].map(([value, text]) => {
     const made = element("option", "", text);
@@ -17,7 +32,7 @@ function choose(place, values, first) {
 }
 
 async function offer() {
-  const answer = await fetch("/admin/status", { cache: "no-store" });
+  const answer = await reached("/admin/status", { cache: "no-store" });
   const status = await answer.json();
   const models = [...new Set(status.nodes.flatMap((node) => node.models))].filter((name) => !name.endsWith("*"));
   choose(byId("model"), models);
@@ -67,23 +82,20 @@ async function listen(answer, words, begun) {
   return said;
 }
 
-async function ask(text) {
-  turns.push({ role: "user", content: text });
-  speak("user", text);
-  const words = speak("assistant", "…");
-  const body = { model: byId("model").value, messages: turns, stream: true, stream_options: { include_usage: true }, max_tokens: Number(byId("length").value) };
+async function ask(text, words) {
+  const body = { model: byId("model").value, messages: [...turns, { role: "user", content: text }], stream: true, stream_options: { include_usage: true }, max_tokens: Number(byId("length").value) };
   const begun = performance.now();
-  running = new AbortController();
-  const answer = await fetch("/admin/chat", { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal });
-  if (!answer.ok) throw new Error((await answer.json()).error.message);
-  turns.push({ role: "assistant", content: await listen(answer, words, begun) });
+  const answer = await reached("/admin/chat", { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal });
+  if (!answer.ok) throw await refusal(answer);
+  const said = await listen(answer, words, begun);
+  turns.push({ role: "user", content: text }, { role: "assistant", content: said });
   return answer.headers.get("x-request-id");
 }
 
 // The record is written when the request has ended, which is a moment after its last byte.
 async function explain(identity) {
   for (let tries = 0; tries < 10; tries += 1) {
-    const status = await (await fetch("/admin/status", { cache: "no-store" })).json();
+    const status = await (await reached("/admin/status", { cache: "no-store" })).json();
     const found = status.recent.findLast((request) => request.request_id === identity);
     if (found) {
       byId("where").replaceChildren(...(await details(found)));
@@ -93,26 +105,49 @@ async function explain(identity) {
   }
 }
 
+// What came of it stays to be read, but is no part of what the model is told next; the message can be sent again.
+function failed(error, text, words) {
+  const stopped = error.name === "AbortError";
+  const told = stopped ? "Stopped." : error.message;
+  if (words.textContent === "…") words.textContent = "";
+  words.after(element("p", stopped ? "quiet" : "bad", `${told} This turn is not part of the conversation.`));
+  if (!byId("text").value) byId("text").value = text;
+  say(byId("timing"), told);
+}
+
+function busy(is) {
+  byId("send").disabled = is;
+  byId("stop").disabled = !is;
+}
+
 async function submit(event) {
   event.preventDefault();
   const text = byId("text").value.trim();
   if (!text || running) return;
   byId("text").value = "";
+  running = new AbortController();
+  busy(true);
+  speak("user", text);
+  const words = speak("assistant", "…");
+  let identity = null;
   try {
-    await explain(await ask(text));
+    identity = await ask(text, words);
   } catch (error) {
-    if (turns.at(-1)?.role === "user") turns.pop();
-    say(byId("timing"), error.name === "AbortError" ? "Stopped." : error.message);
+    failed(error, text, words);
   } finally {
     running = null;
+    busy(false);
   }
+  if (identity) await explain(identity).catch((error) => say(byId("timing"), error.message));
 }
 
 byId("ask").addEventListener("submit", submit);
 byId("stop").addEventListener("click", () => running?.abort());
 byId("text").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey) submit(event);
+  if (event.key !== "Enter" || event.shiftKey) return;
+  event.preventDefault();
+  byId("ask").requestSubmit(); // with the form's own checks: a number of tokens out of range is told there
 });
 byId("legend").append(...legend());
 theme();
-offer();
+offer().catch((error) => say(byId("timing"), error.message));

@@ -14,7 +14,8 @@ const hours = (minutes) => (minutes < 60 ? `${minutes} min` : minutes < 1440 ? `
 function burn(pair) {
   const name = `burn ${hours(pair.long_minutes)} / ${hours(pair.short_minutes)}`;
   const value = `${plain(pair.long, 1)} / ${plain(pair.short, 1)}`;
-  return tile(name, value, `${pair.severity} above ${pair.limit}`, pair.burning ? "bad" : "");
+  if (pair.state === "few") return tile(name, value, `too few to tell: ${pair.events} of ${pair.least}`, "few");
+  return tile(name, value, `${pair.severity} above ${pair.limit}`, pair.state === "burning" ? "bad" : "");
 }
 
 function example(label, share, request) {
@@ -62,5 +63,6 @@ export function drawSummary(state) {
   );
   byId("contrast").replaceChildren(...differences(state.contrast));
   byId("protocols").replaceChildren(...counted(state.protocols));
-  byId("codes").replaceChildren(...counted(state.codes));
+  const refused = counted(state.codes);
+  byId("codes").replaceChildren(...(refused.length ? refused : [row(element("td", "quiet", "None"))]));
 }

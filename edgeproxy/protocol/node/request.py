@@ -56,8 +56,8 @@ class Terms:
 
 
 def budget_ms(value: bytes | None) -> int | None:
-    """A client's `x-latency-budget-ms`. Raises ApiError 400."""
-    if not value:
+    """A client's `x-latency-budget-ms`; None where it sends none. Raises ApiError 400, also for an empty one."""
+    if value is None:
         return None
     if not _DIGITS.fullmatch(value) or not 0 < int(value) <= MAX_BUDGET_MS:
         name = BUDGET_HEADER.decode()
@@ -66,24 +66,24 @@ def budget_ms(value: bytes | None) -> int | None:
 
 
 def strict(value: bytes | None) -> bool:
-    """A client's `x-latency-policy`. Raises ApiError 400."""
-    if value not in (None, b"", b"refuse"):
+    """A client's `x-latency-policy`; None where it sends none. Raises ApiError 400, also for an empty one."""
+    if value not in (None, b"refuse"):
         name = POLICY_HEADER.decode()
         raise invalid(f"{name} must be `refuse` or absent", name, "invalid_value")
-    return bool(value)
+    return value is not None
 
 
-def decode(header: Callable[[bytes], bytes]) -> Terms:
-    """`header`: the value of a field, empty where it is absent. Raises ApiError 400 for what cannot be read."""
+def decode(header: Callable[[bytes], bytes | None]) -> Terms:
+    """`header`: the value of a field, None where it is absent. Raises ApiError 400 for what cannot be read."""
     salt, priority, budget = header(SALT_HEADER), header(PRIORITY_HEADER), header(BUDGET_HEADER)
     policy = header(POLICY_HEADER)
-    if not (salt or priority or budget or policy):
+    if salt is None and priority is None and budget is None and policy is None:
         return _NONE
-    if salt and not _HEX.fullmatch(salt):
+    if salt is not None and not _HEX.fullmatch(salt):
         raise _malformed(SALT_HEADER, f"hexadecimal, at most {MAX_SALT_BYTES} bytes")
-    if priority and not (_SIGNED.fullmatch(priority) and abs(int(priority)) <= MAX_PRIORITY):
+    if priority is not None and not (_SIGNED.fullmatch(priority) and abs(int(priority)) <= MAX_PRIORITY):
         raise _malformed(PRIORITY_HEADER, f"a whole number in [-{MAX_PRIORITY}, {MAX_PRIORITY}]")
-    return Terms(bytes.fromhex(salt.decode()), int(priority or b"0"), budget_ms(budget), strict(policy))
+    return Terms(bytes.fromhex((salt or b"").decode()), int(priority or b"0"), budget_ms(budget), strict(policy))
 
 
 _NONE = Terms()

@@ -7,7 +7,7 @@ from edgeproxy.protocol.openai.errors import ApiError
 
 
 def read(*fields: tuple[bytes, bytes]) -> Terms:
-    return decode(lambda name: dict(fields).get(name, b""))
+    return decode(dict(fields).get)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,7 @@ def test_who_asks_for_it_is_refused_beyond_the_budget() -> None:
         *((PRIORITY_HEADER, value) for value in (b"1001", b"-1001", b"1.0", b"+1", b"\xb2")),
         *((BUDGET_HEADER, value) for value in (b"0", b"-1", b"1.5", b"3600001", b"9" * 10)),
         (POLICY_HEADER, b"please"),
+        *((name, b"") for name in (SALT_HEADER, PRIORITY_HEADER, BUDGET_HEADER, POLICY_HEADER)),
     ],
 )
 def test_what_cannot_be_read_is_a_400_that_names_the_field(field: tuple[bytes, bytes]) -> None:
