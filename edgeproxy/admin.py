@@ -167,6 +167,13 @@ def _routes(known: Known, live: Live) -> list[Route]:
             raise ApiError(404, "no decision is kept for this request id; only the last ones are", "not_found")
         return json(found)
 
+    async def one(request: Request) -> Response:
+        """One of the recent ones, for who looks for its own: on a busy proxy it is soon gone from the list."""
+        found = account.outcomes.of(request.path_params["request_id"])
+        if found is None:
+            raise ApiError(404, "no request of this id is kept; only the last ones are", "not_found")
+        return json(known.requests({"recent": [found]})["recent"][0])
+
     async def page(request: Request) -> Response:
         found = asset(request.path_params.get("name", PAGE))
         if found is None:
@@ -187,6 +194,7 @@ def _routes(known: Known, live: Live) -> list[Route]:
         Route("/admin/events", events),
         Route("/admin/decisions", decisions),
         Route("/admin/decisions/{request_id}", decision),
+        Route("/admin/requests/{request_id}", one),
         Route("/dashboard", page),
         Route("/dashboard/", without_slash),
         Route("/dashboard/{name}", page),

@@ -53,7 +53,7 @@ def build(
     tracer: Tracer | None = None,
 ) -> Built:
     """`started`: Unix seconds, shown as the models' `created`."""
-    views = _views(fleet)
+    views = node_views(fleet)
     reloads = reloads or ReloadStatus(started)
     burn = Burn(config.objective)
     account = Account(log, Metrics(version(), views, reloads, burn), Outcomes(burn), tracer)
@@ -153,7 +153,8 @@ def _model(name: str, started: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": started, "owned_by": "edgeproxy"}
 
 
-def _views(fleet: Fleet) -> Callable[[], list[NodeView]]:
+def node_views(fleet: Fleet) -> Callable[[], list[NodeView]]:
+    """Asked for anew by everybody who looks."""
     return lambda: [_view(node, monotonic()) for node in fleet.nodes]
 
 

@@ -139,6 +139,15 @@ async def test_admin_pages_carry_their_policy(tmp_path: Path) -> None:
         assert (await ask(e.admin, method="POST", path="/v1/chat/completions")).status == 404
 
 
+async def test_a_request_is_found_by_its_id_however_many_came_after_it(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        for number in range(110):
+            await ask(e.app, chat("ok"), headers={"x-request-id": f"r-{number}"})
+        found = (await ask(e.admin, method="GET", path="/admin/requests/r-0")).json
+        assert (found["request_id"], found["runner_up"]["node"]) == ("r-0", "far-1")
+        assert (await ask(e.admin, method="GET", path="/admin/requests/r-x")).status == 404
+
+
 async def test_a_page_is_found_with_a_slash_behind_its_name(tmp_path: Path) -> None:
     async with edge(tmp_path) as e:
         for path, place in (("/dashboard/", b"/dashboard"), ("/dashboard/chat/", b"/dashboard/chat")):

@@ -50,6 +50,10 @@ class Outcomes:
         """The oldest of them first."""
         return list(islice(self.recent, max(len(self.recent) - count, 0), None))
 
+    def of(self, request_id: str) -> Mapping[str, Any] | None:
+        """The newest of that id among those kept."""
+        return next((record for record in reversed(self.recent) if record["request_id"] == request_id), None)
+
     def newest(self) -> dict[str, Any]:
         return {"recent": self.latest(SHOWN)}
 

@@ -95,10 +95,9 @@ async function ask(text, words) {
 // The record is written when the request has ended, which is a moment after its last byte.
 async function explain(identity) {
   for (let tries = 0; tries < 10; tries += 1) {
-    const status = await (await reached("/admin/status", { cache: "no-store" })).json();
-    const found = status.recent.findLast((request) => request.request_id === identity);
-    if (found) {
-      byId("where").replaceChildren(...(await details(found)));
+    const answer = await reached(`/admin/requests/${encodeURIComponent(identity)}`, { cache: "no-store" });
+    if (answer.ok) {
+      byId("where").replaceChildren(...(await details(await answer.json())));
       return;
     }
     await new Promise((resolve) => setTimeout(resolve, 100));
