@@ -74,7 +74,9 @@ class Admission:
         queue: int,
         max_wait_s: float | None,
         mode: Mode,
+        lone_s: float,
     ) -> None:
+        """lone_s: how long a step may take where one prompt runs alone."""
         self._limits = limits
         self._places = places
         self._tables = tables
@@ -83,6 +85,7 @@ class Admission:
         self._queue = queue
         self._max_wait_s = max_wait_s
         self._mode = mode
+        self._lone_s = lone_s
 
     def enter(self, sequence: Sequence) -> tuple[Sequence, ApiError] | None:
         """Lets a newcomer in, which may cost another its place in the queue: that one, and what it is to be told.
@@ -150,7 +153,7 @@ class Admission:
         within_s = sequence.request.within_s
         if within_s is None:
             return
-        alone_s = self._gauges.prefill_cost.of(sequence.unknown, sequence.known)
+        alone_s = self._gauges.prefill_cost.alone(sequence.unknown, sequence.known, self._lone_s)
         if alone_s > within_s:
             raise refusals.too_slow(within_s, alone_s)
         own_s = sequence.unknown / pace.prompt_tokens_per_s if self._places.running else alone_s

@@ -9,6 +9,8 @@ into a prompt costs several times one at its beginning.
 
 from __future__ import annotations
 
+from math import ceil
+
 QUANTUM_S = 0.010
 """About how long the prefill of one step may take: who decodes waits no longer for another's prompt."""
 QUANTA = 4
@@ -27,14 +29,25 @@ FAR = 1000.0
 """Positions to a unit: so that both parts of the cost are of one size."""
 PRIOR = 0.001
 """Weight of the guess that a token costs the same anywhere, where nothing else is known."""
+FIXED_PRIOR = 0.3
+"""Steps that the guess weighs that tokens are all that takes time."""
+MOST_FIXED = 0.75
+"""Of a mean step, at most, is believed not to be the tokens'."""
 
 
 class PrefillCost:
-    """seconds = tokens * each + sum of their positions * back, by least squares over the steps of late."""
+    """seconds = fixed + tokens * each + sum of their positions * back, by least squares over the steps of late.
+
+    What a step takes however few its tokens are (weights are read, threads wait for one that was put off its core) is
+    no reason for smaller steps: they would take as long, and there would be more of them. So chunks go by what tokens
+    add.
+    """
 
     def __init__(self) -> None:
+        self._count = self._n = self._p = self._y = 0.0
         self._nn = self._np = self._pp = self._ny = self._py = 0.0
         self._each = self._back = 0.0
+        self.fixed_s = 0.0
 
     @property
     def known(self) -> bool:
@@ -43,6 +56,10 @@ class PrefillCost:
     def took(self, tokens: int, positions: int, seconds: float) -> None:
         """positions: the sum over tokens of how many stand before each."""
         n, p = float(tokens), positions / FAR
+        self._count = self._count * DECAY + 1
+        self._n = self._n * DECAY + n
+        self._p = self._p * DECAY + p
+        self._y = self._y * DECAY + seconds
         self._nn = self._nn * DECAY + n * n
         self._np = self._np * DECAY + n * p
         self._pp = self._pp * DECAY + p * p
@@ -51,24 +68,41 @@ class PrefillCost:
         self._solve()
 
     def of(self, tokens: int, start: int) -> float:
-        """Seconds of a chunk that begins at `start`."""
+        """Seconds that a chunk which begins at `start` adds to a step."""
         return tokens * (self._each + (start + tokens / 2) / FAR * self._back)
 
+    def alone(self, tokens: int, start: int, step_s: float) -> float:
+        """Seconds of a prompt's tokens from `start` on in steps of their own, in each of which they may take step_s."""
+        own_s = self.of(tokens, start)
+        return own_s + ceil(own_s / step_s) * self.fixed_s
+
     def within(self, seconds: float, start: int) -> int:
-        """How many tokens from `start` on take so long; known."""
+        """How many tokens from `start` on add so much; known."""
         return int(seconds / (self._each + start / FAR * self._back))
 
     def _solve(self) -> None:
-        mean = self._ny / self._nn
-        pp = self._pp + PRIOR * self._nn
-        back = (self._nn * self._py - self._np * self._ny) / (self._nn * pp - self._np * self._np)
-        each = (self._ny - back * self._np) / self._nn
+        # Ridge regression: moments less what a constant explains, which a guess of no constant holds back.
+        share = 1 / (self._count + FIXED_PRIOR)
+        nn = self._nn - share * self._n * self._n
+        np = self._np - share * self._n * self._p
+        pp = self._pp - share * self._p * self._p + PRIOR * nn
+        ny = self._ny - share * self._n * self._y
+        py = self._py - share * self._p * self._y
+        back = (nn * py - np * ny) / (nn * pp - np * np)
+        each = (ny - back * np) / nn
+        least = self._ny / self._nn / 8
         if back < 0:
-            each, back = mean, 0.0
-        elif each < mean / 8:  # all that was seen lies far back
-            each = mean / 8
-            back = max(0.0, (self._ny - each * self._nn) / self._np)
-        self._each, self._back = max(each, 1e-9), back
+            each, back = ny / nn, 0.0
+        elif each < least:  # all that was seen lies far back
+            each, back = least, max(0.0, (py - least * np) / pp)
+        self._settle(max(each, 1e-9), back)
+
+    def _settle(self, each: float, back: float) -> None:
+        """Tokens take a part of a mean step that is not too small, and no more than all of it."""
+        own_s = each * self._n + back * self._p
+        scale = min(max(1.0, (1 - MOST_FIXED) * self._y / own_s), self._y / own_s)
+        self._each, self._back = max(each * scale, 1e-9), back * scale
+        self.fixed_s = max(0.0, self._y - own_s * scale) / self._count
 
 
 class Chunks:

@@ -81,6 +81,7 @@ class Scheduler:
             queue=queue,
             max_wait_s=max_wait_s,
             mode=mode,
+            lone_s=LONE_QUANTA * quantum_s,
         )
         self._submitted: deque[tuple[StepPlan, list[Sequence]]] = deque()
         self.masks = DueMasks()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -64,6 +66,37 @@ def test_far_into_a_prompt_chunks_are_smaller() -> None:
     assert taken == sorted(taken, reverse=True)
     assert taken[0] == 4 * TILE
     assert taken[-1] < TILE
+
+
+def steps_of(fixed_s: float, noise: float = 0.0, steps: int = 200) -> list[tuple[int, float]]:
+    """Tokens and seconds of the steps of one prompt after the other, each in chunks of what was learnt by then."""
+    rng, cost, start, found = random.Random(1), PrefillCost(), 0, list[tuple[int, float]]()
+    while len(found) < steps:
+        tokens = Chunks(cost, 2 * SHARE_S, 128).take(start, 4000 - start)
+        took = fixed_s * (len(found) > steps // 2) + seconds(0.0006, 4.6e-7, tokens, start)
+        took *= rng.lognormvariate(0, noise)
+        cost.took(tokens, tokens * start + tokens * tokens // 2, took)
+        found.append((tokens, took))
+        start = (start + tokens) % 4000
+    return found
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("fixed_s", [0.03, 0.06, 0.09, 0.2])
+def test_what_a_step_takes_however_few_its_tokens_are_makes_no_smaller_steps(fixed_s: float, noise: float) -> None:
+    """On a machine that others use; smaller steps would take as long, so that only more of them were taken."""
+    usual, late = steps_of(0.0, noise)[150:], steps_of(fixed_s, noise)[150:]
+    tokens, before = (sum(found for found, _ in steps) / len(steps) for steps in (late, usual))
+    assert tokens > 0.6 * before
+    assert sum(took for _, took in late) / len(late) < 1.5 * (fixed_s + 2 * SHARE_S)
+
+
+def test_a_prompt_alone_takes_its_steps_fixed_parts_too() -> None:
+    cost = PrefillCost()
+    for tokens in (20, 60, 100) * 20:
+        cost.took(tokens, tokens * tokens // 2, 0.03 + tokens * 0.001)
+    assert cost.fixed_s == pytest.approx(0.03, rel=0.1)
+    assert cost.alone(240, 0, 0.08) == pytest.approx(0.24 + 3 * 0.03, rel=0.1)
 
 
 def test_the_rest_of_a_prompt_is_not_left_for_a_step_of_its_own() -> None:
