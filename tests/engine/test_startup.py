@@ -134,6 +134,26 @@ def test_a_start_opens_a_model_whose_first_tokens_have_come_out(options: ModelOp
         opened.executor.close()
 
 
+def test_a_start_loads_nothing_that_a_first_token_does_not_need(options: ModelOptions) -> None:
+    """A start is bound by what the interpreter loads: nothing of this may come back unseen."""
+    startup.open_image(options, silent)
+    code = """
+import sys
+from pathlib import Path
+import engine.server
+from engine.startup import ModelOptions, Start
+options = ModelOptions(sys.argv[1], 1, 128, slots=2, step_tokens=32, cache=Path(sys.argv[2]))
+with Start(options, print) as start:
+    start.result().text.tokenizer.encode("the")
+late = {"torch", "numpy", "tokenizers", "llguidance", "rich", "gguf", "starlette", "httpx", "opentelemetry", "decimal"}
+late |= {"engine.model.source", "engine.integrity", "engine.completions", "engine.text.grammar", "engine.store"}
+print(*sorted(late & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", code, options.model, str(options.cache)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
 def test_a_start_that_fails_says_why_and_keeps_nothing(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
 
