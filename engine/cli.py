@@ -157,6 +157,9 @@ def main() -> None:
     metavar="URL",
     help="OpenTelemetry collector (OTLP over HTTP), with edgeproxy[otel].  [default: none]",
 )
+@click.option(
+    "--verify", is_flag=True, help="Read the weights before the start, not after it: 25 ms for 100 MB in memory."
+)
 @click.option("--allow-host", multiple=True, help="A further name to accept in Host; may be repeated.")
 @click.option("--exit-with-parent", is_flag=True, help="End when the parent dies or standard input ends.")
 def serve(

@@ -66,6 +66,8 @@ class ModelOptions:
     """kept: matrices stay in the file's 8 or 4 bits; dense: they become `gpu_dtype`."""
     cache: Path | None = None
     """Folder of packed images; None for the user's."""
+    verify: bool = False
+    """Whether an image's weights are read before anything runs; nodes read them in any case, once they are ready."""
 
     @property
     def sizes(self) -> layout.Sizes:
@@ -255,7 +257,8 @@ def packer_of(options: ModelOptions) -> Packer:
 
 def open_image(options: ModelOptions, progress: Progress) -> Image:
     """Raises ValueError (SourceError, GgufError, ImageError) and StartError."""
-    return cache.opened(options.model, options.cache or cache.default_folder(), packer_of(options), progress)
+    folder = options.cache or cache.default_folder()
+    return cache.opened(options.model, folder, packer_of(options), progress, thorough=options.verify)
 
 
 def open_monitor(options: ModelOptions) -> Monitor | None:

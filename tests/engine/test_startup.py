@@ -14,6 +14,7 @@ pytest.importorskip("engine._native", reason="the native executor is not built")
 
 from engine import startup
 from engine.executor.native import NativeExecutor
+from engine.model.image import ImageError
 from engine.model.layout import Available, LayoutError
 from engine.model.pack import PART
 from engine.startup import ModelOptions, Start, StartError
@@ -132,6 +133,20 @@ def test_a_start_opens_a_model_whose_first_tokens_have_come_out(options: ModelOp
         assert len(opened.executor.collect().rows[0].tokens) == 1
     finally:
         opened.executor.close()
+
+
+def test_weights_are_read_before_the_start_where_that_is_wanted(options: ModelOptions, tmp_path: Path) -> None:
+    options = replace(options, cache=tmp_path, verify=True)
+    image = startup.open_image(options, silent)
+    sound = image.path.read_bytes()
+    rotten = sound[:5000] + bytes([sound[5000] ^ 1]) + sound[5001:]
+    image.path.write_bytes(rotten)
+    assert startup.open_image(options, silent) == image
+    assert image.path.read_bytes() == sound  # packed again
+    mine = tmp_path / "mine"
+    mine.write_bytes(rotten)
+    with pytest.raises(ImageError, match="its weights do not have the hash"):
+        startup.open_image(replace(options, model=str(mine)), silent)
 
 
 def test_a_start_loads_nothing_that_a_first_token_does_not_need(options: ModelOptions) -> None:
