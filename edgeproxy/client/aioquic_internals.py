@@ -217,7 +217,7 @@ class H3(H3Connection):
         self._head_bytes = head_bytes
         self._fields = fields
         self._refused: set[int] = set()
-        self._idle_frames = 0
+        self._idle_frames = 0.0
         self.going_away = False
         """The peer sent GOAWAY: it takes no further requests here."""
         super().__init__(quic)
@@ -239,10 +239,9 @@ class H3(H3Connection):
 
     # Limits of what is received
 
-    def take_idle_frames(self) -> int:
-        """How many frames came since the last call that bring a request no further: empty ones, unknown ones, control
-        frames. Two octets each can be enough, so no window bounds what they cost."""
-        count, self._idle_frames = self._idle_frames, 0
+    def take_idle_frames(self) -> float:
+        """How many frames came since the last call that bring a request no further, less what long ones make good."""
+        count, self._idle_frames = self._idle_frames, 0.0
         return count
 
     def _check_control_frame_type(self, frame_type: int) -> None:
@@ -266,8 +265,9 @@ class H3(H3Connection):
         if frame_type == FrameType.HEADERS and (stream.frame_size or 0) > self._head_bytes:
             raise _FieldsTooLarge
         super()._check_request_or_push_frame_type(frame_type, stream)
-        if not stream.frame_size or frame_type not in (FrameType.DATA, FrameType.HEADERS):
-            self._idle_frames += 1
+        size = stream.frame_size or 0  # DATA of fewer than 64 octets on average is charged
+        useful = size / 64 if frame_type == FrameType.DATA else 2.0 * (frame_type == FrameType.HEADERS and size > 0)
+        self._idle_frames += max(1 - useful, -4.0)
 
     def _receive_stream_data_uni(self, stream: H3Stream, data: bytes, stream_ended: bool) -> list[H3Event]:
         events = super()._receive_stream_data_uni(stream, data, stream_ended)

@@ -10,8 +10,8 @@ class Allowance:
         self._left = burst
         self._at = now
 
-    def take(self, now: float, count: int = 1) -> bool:
-        """Spend `count`; False when that was more than is left at `now` (seconds)."""
+    def take(self, now: float, count: float = 1) -> bool:
+        """Spend `count`; False when that was more than is left at `now` (seconds). A negative one is given back."""
         self._left = min(self._burst, self._left + (now - self._at) * self._per_s) - count
         self._at = now
         return self._left >= 0

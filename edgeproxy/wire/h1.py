@@ -19,8 +19,12 @@ from edgeproxy.wire.h1_response import encode_error
 from edgeproxy.wire.ingress import SCOPE_KEY, Ingress, Scope
 from edgeproxy.wire.rtt import RoundTrip
 from edgeproxy.wire.service import Service
-from edgeproxy.wire.stall import StallWatch
+from edgeproxy.wire.stall import BodyPace, StallWatch
+from edgeproxy.wire.turns import Turns
+from edgeproxy.wire.wire_error import too_slow
 
+_PARSED_BYTES = 8192
+"""At once: the parser calls back for each chunk in them, be it of one octet."""
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -57,6 +61,11 @@ class H1Connection(asyncio.Protocol):
         self._dropped = 0
         self._lingering = False
         self._read_paused = False
+        """The running application does not take the body."""
+        self._unparsed = b""
+        """What was read, and waits for the connection's next turn."""
+        self._turns = Turns(service.loop, self._limits.frames_per_turn, self._rest, self._go_on)
+        self._pace = BodyPace(self._limits.stalled_read_s, self._limits.body_bytes_per_s)
         self._read_at = 0.0
         self._first_byte = 0.0
         self._deadline = inf
@@ -79,13 +88,12 @@ class H1Connection(asyncio.Protocol):
             self._drop(len(data))
             return
         self._read_at = time.monotonic()  # the loop's clock, but uvloop's own reading of it is whole milliseconds
-        try:
-            self._parser.feed(data)
-        except StopReading:
-            self._stop_reading(None)
-        except ApiError as error:
-            if not self._stopped:  # else: bytes after the last request, which nobody reads
-                self._stop_reading(error)
+        if len(data) <= _PARSED_BYTES and not self._turns.waiting:
+            self._parse(data)
+            return
+        self._unparsed += data
+        if not self._turns.waiting:
+            self._parse_on()
 
     def eof_received(self) -> None:
         """The client closed, or half-closed, which cannot be told apart: it is taken as gone."""
@@ -108,6 +116,25 @@ class H1Connection(asyncio.Protocol):
 
     # ---- the parser's side
 
+    def _parse_on(self) -> None:
+        """What has been read, as far as this turn of the loop allows."""
+        while self._unparsed and not self._turns.waiting:
+            data, self._unparsed = self._unparsed[:_PARSED_BYTES], self._unparsed[_PARSED_BYTES:]
+            if self._stopped:
+                data, self._unparsed = data + self._unparsed, b""
+                self._drop(len(data))
+                return
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed(data)
+        except StopReading:
+            self._stop_reading(None)
+        except ApiError as error:
+            if not self._stopped:  # else: bytes after the last request, which nobody reads
+                self._stop_reading(error)
+
     def request_began(self) -> None:
         self._receiving = True
         self._fresh = False
@@ -121,7 +148,8 @@ class H1Connection(asyncio.Protocol):
         scope = self._scope(head, ingress)
         exchange = Exchange(self._service, self, ingress, scope, head.keep_alive, head.expects_continue)
         self._incoming = exchange
-        self._deadline = self._read_at + self._limits.stalled_read_s
+        self._deadline = inf
+        self._pace.begin(self._read_at)
         self._queue.append(exchange)
         self._advance()
 
@@ -129,7 +157,8 @@ class H1Connection(asyncio.Protocol):
         exchange = self._incoming
         assert exchange is not None
         exchange.body_arrived(data)
-        self._deadline = self._read_at + self._limits.stalled_read_s
+        self._turns.spend()
+        self._pace.arrived(len(data), self._read_at)
         if exchange.unread <= self._limits.unread_body_bytes:
             return
         if exchange is not self._running:
@@ -138,12 +167,14 @@ class H1Connection(asyncio.Protocol):
             self._read_paused = True
             self._transport.pause_reading()
         self._deadline = inf
+        self._pace.end()
 
     def request_ended(self) -> None:
         exchange, self._incoming = self._incoming, None
         assert exchange is not None
         self._receiving = False
         self._deadline = inf
+        self._pace.end()
         self._stopped = not exchange.keep_alive
         exchange.ended()
         self._resume_reading()
@@ -161,7 +192,7 @@ class H1Connection(asyncio.Protocol):
     def body_taken(self) -> None:
         if self._read_paused:
             self._resume_reading()
-            self._deadline = time.monotonic() + self._limits.stalled_read_s
+            self._pace.begin(time.monotonic())
 
     def is_last_request(self) -> bool:
         return (self._stopped or self._service.draining) and not self._queue and self._refusal is None
@@ -187,7 +218,7 @@ class H1Connection(asyncio.Protocol):
     def sweep(self, now: float) -> None:
         if self._stall.stalled(now):
             self.abort()
-        elif now >= self._deadline:
+        elif now >= self._deadline or self._pace.too_slow(now):
             self._expire()
 
     def drain(self) -> None:
@@ -225,6 +256,7 @@ class H1Connection(asyncio.Protocol):
         """Read no further; `refusal` answers the request being read, in its turn."""
         self._stopped = True
         self._deadline = inf
+        self._pace.end()
         exchange, self._incoming = self._incoming, None
         if exchange is not None and exchange is self._running:
             assert refusal is not None
@@ -257,6 +289,16 @@ class H1Connection(asyncio.Protocol):
     def _resume_reading(self) -> None:
         if self._read_paused:
             self._read_paused = False
+            if not self._turns.waiting:
+                self._transport.resume_reading()
+
+    def _rest(self) -> None:
+        if not (self._read_paused or self._transport.is_closing()):
+            self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        self._parse_on()
+        if not (self._turns.waiting or self._read_paused or self._transport.is_closing()):
             self._transport.resume_reading()
 
     def _expire(self) -> None:
@@ -264,13 +306,14 @@ class H1Connection(asyncio.Protocol):
         if self._lingering:
             self.abort()
         elif self._receiving:
-            self._stop_reading(ApiError(408, "The request did not arrive in time; send it again.", "request_timeout"))
+            self._stop_reading(too_slow())
         else:
             self._transport.close()
 
     def _lose_all(self) -> None:
         self._stopped = True
         self._deadline = inf
+        self._pace.end()
         if self._running is not None:
             self._running.lose()
         for exchange in self._queue:

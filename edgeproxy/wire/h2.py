@@ -12,12 +12,11 @@ from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
     Event,
-    PingReceived,
-    PriorityUpdated,
     RemoteSettingsChanged,
     RequestReceived,
     StreamEnded,
     StreamReset,
+    TrailersReceived,
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
@@ -26,19 +25,23 @@ from edgeproxy.wire.allowance import Allowance
 from edgeproxy.wire.h2_internals import LAST_OF_ALL, ClientGoesAway, ServerH2
 from edgeproxy.wire.h2_stream import Stream
 from edgeproxy.wire.ingress import SCOPE_KEY, Ingress, Scope
-from edgeproxy.wire.message_head import Headers, MalformedRequest, RequestHead, parse_request
+from edgeproxy.wire.message_head import Headers, MalformedRequest, RequestHead, check_trailers, parse_request
 from edgeproxy.wire.rtt import RoundTrip
 from edgeproxy.wire.service import Service
 from edgeproxy.wire.stall import StallWatch
+from edgeproxy.wire.turns import Turns
 from edgeproxy.wire.wire_error import too_large
 
 _GOAWAY_GAP_S = 0.2
 """Between the two GOAWAYs of a drain, for requests on their way (RFC 9113 section 6.8)."""
 _FLUSH_BYTES = 65536
+_WINDOW_UPDATES_PER_WRITE = 2.0
+"""That a client may send for each DATA frame that it is sent, without being charged for them: one for the stream, one
+for the connection."""
 
 
 class H2Connection(asyncio.Protocol):
-    """`h2` parses a whole read before its events are seen, so a stream may have ended by the time of its event:
+    """`h2` takes a whole frame before its events are seen, so a stream may have ended by the time of its event:
     whatever is written to it then is dropped, as it would be on the wire."""
 
     def __init__(self, service: Service, lost: Callable[[], None]) -> None:
@@ -56,6 +59,8 @@ class H2Connection(asyncio.Protocol):
         self._write_paused = False
         self._unflushed = 0
         self._flushing = False
+        self._resting = False
+        """The socket is not read until the frames that have come are worked on."""
         self._closing = False
         """Nothing is read any more."""
         self._goes_away = False
@@ -64,6 +69,7 @@ class H2Connection(asyncio.Protocol):
         self._deadline = inf
         self._resets = Allowance(self._limits.resets_burst, self._limits.resets_per_s, self._read_at)
         self._control = Allowance(self._limits.control_burst, self._limits.control_per_s, self._read_at)
+        self._turns = Turns(service.loop, self._limits.frames_per_turn, self._rest, self._work)
 
     # ---- asyncio's side
 
@@ -83,17 +89,12 @@ class H2Connection(asyncio.Protocol):
             return
         self._read_at = time.monotonic()
         try:
-            events = self._h2.receive_data(data)
+            self._h2.feed(data)
         except ProtocolError:
             self._close()  # h2 has written the GOAWAY that says why
             return
-        for event in events:
-            self._handle(event)
-            if self._closing:
-                return
-        if self._h2.frame_too_large:
-            self._fail(ErrorCodes.FRAME_SIZE_ERROR)
-        self._flush_soon()
+        if not self._turns.waiting:
+            self._work()
 
     def eof_received(self) -> None:
         self._lose_all()
@@ -110,7 +111,38 @@ class H2Connection(asyncio.Protocol):
         self._write_paused = False
         self._wake()
 
-    # ---- events
+    # ---- frames and their events
+
+    def _work(self) -> None:
+        """On the frames that have come, as many as this turn allows."""
+        while not (self._closing or self._turns.waiting):
+            try:
+                found = self._h2.next_frame()
+            except ProtocolError:
+                self._close()
+                return
+            if found is None:
+                if self._h2.frame_too_large:
+                    self._fail(ErrorCodes.FRAME_SIZE_ERROR)
+                self._read_on()
+                break
+            events, cost = found
+            for event in events:
+                self._handle(event)
+            if not self._control.take(self._read_at, cost):
+                self._fail(ErrorCodes.ENHANCE_YOUR_CALM)
+            self._turns.spend()
+        self._flush_soon()
+
+    def _rest(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._resting = True
+
+    def _read_on(self) -> None:
+        if self._resting and not self._transport.is_closing():
+            self._resting = False
+            self._transport.resume_reading()
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, RequestReceived):
@@ -130,22 +162,21 @@ class H2Connection(asyncio.Protocol):
         elif isinstance(event, ClientGoesAway):
             self._goes_away = True
             self._close_if_done()
-        elif isinstance(event, RemoteSettingsChanged | PingReceived | PriorityUpdated):
-            self._spend_control()
+        elif isinstance(event, TrailersReceived):
+            self._trailers(event)
+        elif isinstance(event, RemoteSettingsChanged):
             self._wake()
 
     def _open(self, event: RequestReceived) -> None:
         stream_id, limits = event.stream_id, self._limits
         self._deadline = inf
         if self._goes_away or len(self._streams) >= limits.streams_per_connection:
-            self.reset(stream_id, ErrorCodes.REFUSED_STREAM)
-            self._idle()
+            self._turn_away(stream_id, ErrorCodes.REFUSED_STREAM)
             return
         try:
             head = parse_request(_with_authority(event.headers))
         except MalformedRequest:
-            self.reset(stream_id, ErrorCodes.PROTOCOL_ERROR)
-            self._idle()
+            self._turn_away(stream_id, ErrorCodes.PROTOCOL_ERROR)
             return
         ingress = Ingress("h2", self._read_at, self.rtt)
         stream = Stream(self._service, self, stream_id, head, ingress, self._scope(head, ingress))
@@ -156,26 +187,42 @@ class H2Connection(asyncio.Protocol):
         else:
             stream.start()
 
+    def _turn_away(self, stream_id: int, code: ErrorCodes) -> None:
+        """Costs the client as little as a request that it takes back, and us as much."""
+        self.reset(stream_id, code)
+        self._spend_reset()
+        self._idle()
+
     def _data(self, event: DataReceived) -> None:
         size = event.flow_controlled_length
-        if not event.data and event.stream_ended is None:
-            self._spend_control()
         stream = self._streams.get(event.stream_id)
         if stream is None:
             self.taken(event.stream_id, size)
         else:
             stream.arrived(event.data, size)
 
+    def _trailers(self, event: TrailersReceived) -> None:
+        try:
+            if event.stream_ended is None:
+                raise MalformedRequest("trailers without the end of their stream")
+            check_trailers(event.headers)
+        except MalformedRequest:
+            stream = self._streams.get(event.stream_id)
+            if stream is not None:
+                stream.malformed()
+            else:
+                self.reset(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
+
     def _reset_received(self, stream_id: int) -> None:
         """A reset of an unfinished request is charged whoever caused it (CVE-2023-44487, CVE-2025-8671)."""
         stream = self._streams.get(stream_id)
-        if (stream is None or not stream.answered) and not self._resets.take(self._read_at):
-            self._fail(ErrorCodes.ENHANCE_YOUR_CALM)
-        elif stream is not None:
+        if stream is None or not stream.answered:
+            self._spend_reset()
+        if stream is not None:
             stream.lose()
 
-    def _spend_control(self) -> None:
-        if not self._control.take(self._read_at):
+    def _spend_reset(self) -> None:
+        if not self._resets.take(self._read_at):
             self._fail(ErrorCodes.ENHANCE_YOUR_CALM)
 
     # ---- the streams' side
@@ -185,6 +232,7 @@ class H2Connection(asyncio.Protocol):
 
     def write_data(self, stream_id: int, data: bytes, *, end: bool) -> None:
         self._try(lambda: self._h2.send_data(stream_id, data, end_stream=end))
+        self._control.take(self._read_at, -_WINDOW_UPDATES_PER_WRITE)
         self._unflushed += len(data)
         if self._unflushed >= _FLUSH_BYTES:
             self._flush()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from h2.config import H2Configuration
+from h2.connection import AllowedStreamIDs
 from h2.connection import H2Connection as SansIo
-from h2.events import Event
+from h2.errors import ErrorCodes
+from h2.events import DataReceived, Event, TrailersReceived
+from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import Frame, GoAwayFrame
+from h2.stream import H2Stream
+from hyperframe.exceptions import InvalidPaddingError
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame
 
 from edgeproxy.wire.limits import Limits
 
@@ -18,6 +25,10 @@ _FRAME_HEADER_BYTES = 9
 _DEFAULT_WINDOW_BYTES = 65535
 _UNREAD_STREAMS = 16
 """How many uploads may stand unread before they use up the connection's window and hold up the others."""
+FRAMES_PER_REQUEST = 4.0
+"""That a client may send beside the head of a request, or a long piece of its body, without being charged for them."""
+SMALL_DATA_BYTES = 64
+"""DATA frames of fewer octets on average are charged: they cost as much as long ones."""
 
 
 @dataclass(kw_only=True)
@@ -25,8 +36,29 @@ class ClientGoesAway(Event):
     """A GOAWAY came: no new streams, but those that run go on."""
 
 
+class RequestStream(H2Stream):
+    """A malformed message is an error of its stream (RFC 9113 section 8.1.1); `h2` makes it one of the connection.
+    So `h2` looks at no message: `message_head` and the streams of `h2_stream` do."""
+
+    def receive_headers(
+        self, headers: Iterable[Any], end_stream: bool, header_encoding: bool | str | None
+    ) -> tuple[list[Frame], list[Event]]:
+        if self.state_machine.headers_received and not end_stream:
+            return [], [TrailersReceived(stream_id=self.stream_id, headers=[])]  # without the end that they must have
+        # A status would make it a response in the eyes of the state machine.
+        fields = [(b":" if name == b":status" else name, value) for name, value in headers]
+        return super().receive_headers(fields, end_stream, header_encoding)
+
+    def _initialize_content_length(self, headers: Iterable[Any]) -> None:
+        pass
+
+    def _track_content_length(self, length: int, end_stream: bool) -> None:
+        pass
+
+
 class ServerH2(SansIo):
-    """`h2` with limits in force from the first byte, and a GOAWAY, either way, that does not end running streams."""
+    """`h2` with limits in force from the first byte, frame by frame, with errors of messages confined to their stream,
+    and a GOAWAY, either way, that does not end running streams."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(
@@ -36,6 +68,8 @@ class ServerH2(SansIo):
                 # `response_fields` has done both, as for HTTP/3.
                 validate_outbound_headers=False,
                 normalize_outbound_headers=False,
+                validate_inbound_headers=False,
+                normalize_inbound_headers=False,
             )
         )
         # In force from now on, where `update_settings` waits for the client's acknowledgement. So the window is never
@@ -55,9 +89,48 @@ class ServerH2(SansIo):
         self.initiate_connection()
         self.increment_flow_control_window(_UNREAD_STREAMS * stream_window - _DEFAULT_WINDOW_BYTES)
 
+    def feed(self, data: bytes) -> None:
+        """Bytes whose frames `next_frame` gives. Raises ProtocolError as it does."""
+        self.incoming_buffer.max_frame_size = self.max_inbound_frame_size
+        try:
+            self.incoming_buffer.add_data(data)
+        except ProtocolError as error:
+            self._terminate_connection(error.error_code)
+            raise
+
+    def next_frame(self) -> tuple[list[Event], float] | None:
+        """The events of the next whole frame and what it costs; None where there is none.
+
+        Raises ProtocolError, with the GOAWAY that says why to be sent.
+        """
+        try:
+            frame = next(self.incoming_buffer, None)
+            if frame is None:
+                return None
+            events = self._receive_frame(frame)
+        except InvalidPaddingError as error:
+            self._terminate_connection(ErrorCodes.PROTOCOL_ERROR)
+            raise ProtocolError("a frame with invalid padding") from error
+        except ProtocolError as error:
+            self._terminate_connection(error.error_code)
+            raise
+        return events, _cost(frame, events)
+
+    @property
+    def open_inbound_streams(self) -> int:
+        """None, so that `h2` ends no connection over their number: who comes too many is refused alone."""
+        super().open_inbound_streams  # noqa: B018 - asking makes it forget those that have ended
+        return 0
+
+    def _begin_new_stream(self, stream_id: int, allowed_ids: AllowedStreamIDs) -> H2Stream:
+        stream = super()._begin_new_stream(stream_id, allowed_ids)
+        stream.__class__ = RequestStream
+        return stream
+
     @property
     def frame_too_large(self) -> bool:
-        """An unfinished frame longer than allowed is being collected; `h2` itself looks only once it has it all."""
+        """To be asked when no whole frame is left: the unfinished one that is being collected is longer than allowed;
+        `h2` itself looks only once it has it all."""
         return len(self.incoming_buffer._data) > self.max_inbound_frame_size + _FRAME_HEADER_BYTES
 
     @staticmethod
@@ -67,3 +140,15 @@ class ServerH2(SansIo):
 
     def _client_goes_away(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         return [], [ClientGoesAway()]
+
+
+def _cost(frame: Frame, events: list[Event]) -> float:
+    """Of an allowance of frames that bring no request further. Those that do give some of it back: what clients say
+    beside a request (windows, priorities, its end) is in proportion to it."""
+    if isinstance(frame, HeadersFrame):
+        return -FRAMES_PER_REQUEST
+    if isinstance(frame, DataFrame) and any(isinstance(event, DataReceived) for event in events):
+        if "END_STREAM" in frame.flags:
+            return 0
+        return max(1 - len(frame.data) / SMALL_DATA_BYTES, -FRAMES_PER_REQUEST)
+    return 1

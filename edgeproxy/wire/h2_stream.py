@@ -14,7 +14,8 @@ from edgeproxy.wire.asgi_exchange import AsgiExchange
 from edgeproxy.wire.ingress import Ingress, Scope
 from edgeproxy.wire.message_head import Headers, RequestHead, response_fields, still_owed
 from edgeproxy.wire.service import Service
-from edgeproxy.wire.wire_error import body_too_large, wire_error
+from edgeproxy.wire.stall import BodyPace
+from edgeproxy.wire.wire_error import body_too_large, too_slow, wire_error
 
 
 class Carrier(Protocol):
@@ -52,9 +53,10 @@ class Stream(AsgiExchange):
         "_carrier",
         "_dropped",
         "_fields",
-        "_heard",
         "_left",
+        "_length",
         "_limits",
+        "_pace",
         "_total",
         "_unread",
         "_writer",
@@ -72,10 +74,12 @@ class Stream(AsgiExchange):
         self._limits = service.limits
         self._carrier = carrier
         # the request's body
+        self._length = head.content_length
         self._total = 0
         self._unread = 0
         """Flow-controlled bytes not yet given back."""
-        self._heard = time.monotonic()
+        self._pace = BodyPace(self._limits.stalled_read_s, self._limits.body_bytes_per_s)
+        self._pace.begin(time.monotonic())
         # the response
         self._fields: Headers = []
         self._left: int | None = None
@@ -95,22 +99,31 @@ class Stream(AsgiExchange):
         if self.gone or self.answered:
             self._drop(flow_controlled)
             return
-        self._heard = time.monotonic()
+        self._pace.arrived(len(data), time.monotonic())
         self._total += len(data)
         self._unread += flow_controlled
-        if self._total > self._limits.body_bytes:
+        if self._length is not None and self._total > self._length:
+            self.malformed()
+        elif self._total > self._limits.body_bytes:
             self.refuse(body_too_large(self._limits.body_bytes))
-            return
-        self._body.append(data)
-        self._wake_reader()
+        else:
+            self._body.append(data)
+            self._wake_reader()
 
     def finished(self) -> None:
         """The request has ended."""
+        if not (self.answered or self.gone) and self._length is not None and self._total != self._length:
+            self.malformed()
+            return
         self.complete = True
         if self.answered:
             self._carrier.nudge()
             self._end()
         self._wake_reader()
+
+    def malformed(self) -> None:
+        """An error of this stream alone (RFC 9113 section 8.1.1)."""
+        self._reset(ErrorCodes.PROTOCOL_ERROR)
 
     def lose(self) -> None:
         """The client, or the connection, has ended the stream."""
@@ -141,8 +154,10 @@ class Stream(AsgiExchange):
                 self._reset(ErrorCodes.NO_ERROR)
         elif self._writer is not None and now - self._wrote >= limits.stalled_write_s:
             self._reset(ErrorCodes.CANCEL)
-        elif self._reader is not None and not self.complete and now - self._heard >= limits.stalled_read_s:
-            self.refuse(ApiError(408, "The request did not arrive in time; send it again.", "request_timeout"))
+        elif self._reader is None or self.complete:
+            self._pace.begin(now)
+        elif self._pace.too_slow(now):
+            self.refuse(too_slow())
 
     def _lost(self) -> None:
         self._drop(self._unread)
@@ -178,7 +193,6 @@ class Stream(AsgiExchange):
         if self._unread:
             self._carrier.taken(self.id, self._unread)
             self._unread = 0
-        self._heard = time.monotonic()
 
     def _announce(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         fields, self._left = response_fields(status, headers, self._service.date())

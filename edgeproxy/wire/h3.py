@@ -194,7 +194,7 @@ class Session(Connection):
         if not self._resets.take(time.monotonic()):
             self.quic.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="too many requests taken back")
 
-    def _spend_control(self, frames: int) -> None:
+    def _spend_control(self, frames: float) -> None:
         if not self._control.take(time.monotonic(), frames):
             self.quic.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="too many frames that say nothing")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Iterable
 from typing import Protocol
 
@@ -14,7 +15,8 @@ from edgeproxy.wire.asgi_exchange import AsgiExchange
 from edgeproxy.wire.ingress import Ingress, Scope
 from edgeproxy.wire.message_head import Headers, RequestHead, response_fields, still_owed
 from edgeproxy.wire.service import Service
-from edgeproxy.wire.wire_error import body_too_large, wire_error
+from edgeproxy.wire.stall import BodyPace
+from edgeproxy.wire.wire_error import body_too_large, too_slow, wire_error
 
 
 class Carrier(Protocol):
@@ -41,9 +43,9 @@ class Request(AsgiExchange):
         "_bodyless",
         "_carrier",
         "_fields",
-        "_heard",
         "_left",
         "_length",
+        "_pace",
         "_total",
         "_writer",
         "stream_id",
@@ -58,7 +60,8 @@ class Request(AsgiExchange):
         # the request's body
         self._length = head.content_length
         self._total = 0
-        self._heard = service.loop.time()
+        self._pace = BodyPace(service.limits.stalled_read_s, service.limits.body_bytes_per_s)
+        self._pace.begin(time.monotonic())
         # the response
         self._fields: Headers = []
         self._left: int | None = None
@@ -73,7 +76,7 @@ class Request(AsgiExchange):
         """Body octets, and whether they are the last; the checks of RFC 9114 section 4.1.2 on their number."""
         if self.gone or self.answered:
             return
-        self._heard = self._service.loop.time()
+        self._pace.arrived(len(data), time.monotonic())
         self._total += len(data)
         if self._length is not None and (self._total > self._length or (end and self._total < self._length)):
             self.reset(ErrorCode.H3_MESSAGE_ERROR)
@@ -110,18 +113,20 @@ class Request(AsgiExchange):
             self._unblock()
 
     def sweep(self, now: float) -> None:
-        limits = self._service.limits
         if self.gone or self.answered:
             return
-        if self._reader is not None and not self.complete and now - self._heard > limits.stalled_read_s:
-            message = f"No byte of the request body arrived for {limits.stalled_read_s:g} s; send it again."
-            self.refuse(ApiError(408, message, "request_timeout"))
-        elif self._writer is not None:
-            unsent = self._carrier.quic.unsent(self.stream_id)
-            if unsent < self._blocked_unsent:
-                self._blocked_unsent, self._blocked_since = unsent, now
-            elif now - self._blocked_since > limits.stalled_write_s:
-                self.reset(ErrorCode.H3_REQUEST_CANCELLED)
+        if self._reader is None or self.complete:
+            self._pace.begin(now)
+        elif self._pace.too_slow(now):
+            self.refuse(too_slow())
+            return
+        if self._writer is None:
+            return
+        unsent = self._carrier.quic.unsent(self.stream_id)
+        if unsent < self._blocked_unsent:
+            self._blocked_unsent, self._blocked_since = unsent, now
+        elif now - self._blocked_since > self._service.limits.stalled_write_s:
+            self.reset(ErrorCode.H3_REQUEST_CANCELLED)
 
     @property
     def _high_water(self) -> int:

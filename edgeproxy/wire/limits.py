@@ -40,9 +40,17 @@ class Limits:
     """Requests that one h2 or h3 connection may reset before their answer ended, at once (CVE-2023-44487)."""
     resets_per_s: float = 20.0
     """How fast that allowance grows again."""
+    frames_per_turn: int = 64
+    """Frames of one h2 connection, or pieces of h1 bodies on one connection, that are worked on before all others have
+    had their turn."""
+    datagrams_per_turn: int = 8
+    """The same for the datagrams of one h3 connection."""
+    datagrams_waiting: int = 256
+    """Datagrams of one h3 connection that wait for their turn; what comes beyond is lost, as the network loses some."""
     control_burst: int = 1000
-    """Frames of one h2 or h3 connection that cost work and bring no request further (PING, SETTINGS, PRIORITY, empty
-    DATA, unknown types), at once: no window bounds them."""
+    """Frames of one h2 or h3 connection that cost work and bring no request further (PING, SETTINGS, WINDOW_UPDATE,
+    PRIORITY, acknowledgements, unknown types, whatever is for streams that have ended, DATA of next to nothing), at
+    once: no window bounds them."""
     control_per_s: float = 100.0
     """How fast that allowance grows again."""
     tickets: int = 4096
@@ -55,6 +63,8 @@ class Limits:
     """From the first byte of a request to the end of its header section."""
     stalled_read_s: float = 30.0
     """A request body of which no byte arrives for this long, while the application could take more: 408."""
+    body_bytes_per_s: float = 500.0
+    """A body of which less arrives in `stalled_read_s`, while the application could take more: 408."""
     stalled_write_s: float = 30.0
     """A client that takes no byte of its response for this long is disconnected."""
     cancel_grace_s: float = 5.0

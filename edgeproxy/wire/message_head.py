@@ -26,7 +26,7 @@ _AUTHORITY = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+,;=:\[\]]+")
 
 
 class MalformedRequest(ValueError):
-    """RFC 9114 section 4.1.2: the stream is reset with H3_MESSAGE_ERROR."""
+    """The stream is reset, and no other (RFC 9113 section 8.1.1, RFC 9114 section 4.1.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,13 @@ def _pseudo_headers(pseudo: dict[bytes, bytes]) -> tuple[str, str, bytes, bytes]
     if not _TARGET.fullmatch(target) or (target[:1] != b"/" and (method, target) != (b"OPTIONS", b"*")):
         raise MalformedRequest("path is not an absolute path of visible ASCII")
     return method.decode(), scheme.decode(), pseudo[b":authority"], target
+
+
+def check_trailers(fields: Headers) -> None:
+    """Raises MalformedRequest (RFC 9113 section 8.1)."""
+    for name, value in fields:
+        if not _NAME.fullmatch(name) or _BAD_VALUE.search(value) or name in _CONNECTION_SPECIFIC:
+            raise MalformedRequest("a trailer that is a pseudo-header or no field")
 
 
 def response_fields(status: int, headers: Iterable[tuple[bytes, bytes]], date: bytes) -> tuple[Headers, int | None]:

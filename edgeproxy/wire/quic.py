@@ -54,7 +54,7 @@ class Endpoint(asyncio.DatagramProtocol):
         """Those of `connections` that are not closing yet."""
         self.refusing = False
         """Turn new connections away; those that exist go on."""
-        self._limits = limits
+        self.limits = limits
         self._make = make
         self._tickets = tickets
         self._handshaking: dict[Connection, None] = {}
@@ -148,7 +148,7 @@ class Endpoint(asyncio.DatagramProtocol):
 
     def sweep(self, now: float) -> None:
         for connection in self._handshaking:
-            if now - connection.born > self._limits.handshake_s:
+            if now - connection.born > self.limits.handshake_s:
                 connection.quic.close(error_code=QuicErrorCode.NO_ERROR, reason_phrase="handshake took too long")
                 self.wake(connection)
         for connection in list(self.connections):
@@ -186,7 +186,7 @@ class Endpoint(asyncio.DatagramProtocol):
         return self._admit(header, address, now)
 
     def _admit(self, header: QuicHeader, address: Address, now: float) -> Connection | None:
-        limits, half_open = self._limits, len(self._handshaking)
+        limits, half_open = self.limits, len(self._handshaking)
         if self.refusing or half_open >= limits.half_open:
             self._refuse(header, address)
             return None

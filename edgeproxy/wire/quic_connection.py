@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from aioquic.quic.events import (
 )
 
 from edgeproxy.client.aioquic_internals import Quic
+from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.turns import Turns
 
 Address = tuple[Any, ...]
 _TIMER_SLACK_S = 0.001
@@ -25,6 +28,7 @@ class Home(Protocol):
     """The endpoint as its connections see it."""
 
     loop: asyncio.AbstractEventLoop
+    limits: Limits
 
     @property
     def address(self) -> Address: ...
@@ -56,6 +60,9 @@ class Connection:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._over = False
+        self._turns = Turns(endpoint.loop, endpoint.limits.datagrams_per_turn, lambda: None, self._go_on)
+        self._queue: deque[tuple[bytes, Address]] = deque()
+        """Datagrams that wait for the connection's next turn of the loop."""
 
     def event(self, event: QuicEvent) -> None:
         """Something happened on the connection."""
@@ -79,8 +86,20 @@ class Connection:
     # ---- the endpoint's side
 
     def receive(self, data: bytes, address: Address, now: float) -> None:
+        if not self._turns.waiting:
+            self._take(data, address, now)
+        elif len(self._queue) < self._endpoint.limits.datagrams_waiting:
+            self._queue.append((data, address))
+
+    def _take(self, data: bytes, address: Address, now: float) -> None:
+        self._turns.spend()
         self.quic.receive_datagram(data, address, now)
         self._take_events()
+
+    def _go_on(self) -> None:
+        while self._queue and not self._turns.waiting:
+            self._endpoint.guard(self, self._take, *self._queue.popleft(), time.monotonic())
+            self.wake()
 
     def flush(self, now: float, send: Callable[[bytes, Address], None]) -> None:
         for data, address in self.quic.datagrams_to_send(now):
@@ -93,6 +112,7 @@ class Connection:
     def dispose(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._queue.clear()
         self._end()
 
     def _end(self) -> None:

@@ -37,3 +37,7 @@ def too_large(head: RequestHead, limits: Limits) -> ApiError | None:
 
 def body_too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request body exceeds {limit} bytes; send a shorter one.", "request_too_large")
+
+
+def too_slow() -> ApiError:
+    return ApiError(408, "The request did not arrive in time; send it again.", "request_timeout")

@@ -73,3 +73,12 @@ def test_an_overlong_frame_is_visible_before_it_is_whole() -> None:
     assert not server.frame_too_large
     server.receive_data(b"\0")
     assert server.frame_too_large
+
+
+def test_a_request_with_a_status_is_no_response_and_left_to_our_own_checks() -> None:
+    server, client = pair(Limits())
+    block = client.encoder.encode([(b":status", b"100"), *HEAD])
+    server.receive_data(len(block).to_bytes(3, "big") + b"\x01\x04\x00\x00\x00\x01" + block)
+    events = server.receive_data(len(block).to_bytes(3, "big") + b"\x01\x05\x00\x00\x00\x03" + block)
+    assert isinstance(events[0], RequestReceived)
+    assert events[0].headers[0] == (b":", b"100")

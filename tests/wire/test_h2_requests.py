@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from h2.errors import ErrorCodes
+from hyperframe.frame import DataFrame
 
 from edgeproxy.wire.ingress import Scope, ingress
 from edgeproxy.wire.limits import Limits
@@ -152,13 +153,77 @@ async def test_a_host_without_authority_is_the_authority(serve: Serve) -> None:
     assert (await client.answer(other)).body == b"named"
 
 
-async def test_a_host_that_contradicts_the_authority_is_malformed(serve: Serve) -> None:
-    edge = await serve(echo)
+MALFORMED: dict[str, list[tuple[str, str]]] = {
+    "host beside authority": [("host", "other")],
+    "connection field": [("connection", "keep-alive")],
+    "trailing space": [("x-a", "b ")],
+    "upper case": [("X-A", "b")],
+    "line break": [("x-a", "b\r\nc: d")],
+    "late pseudo-header": [("x", "y"), (":scheme", "https")],
+    "unknown pseudo-header": [(":protocol", "websocket")],
+    "length that is none": [("content-length", "five")],
+    "two lengths": [("content-length", "4"), ("content-length", "4")],
+    "longer than its body": [("content-length", "5")],
+    "shorter than its body": [("content-length", "3")],
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+async def test_a_malformed_request_ends_alone(serve_plain: Serve, kind: str) -> None:
+    """An error of its stream (RFC 9113 section 8.1.1): who shares the connection notices nothing."""
+    go = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/other":
+            await send(OK)
+            await send(piece(b"begun, "))
+            await go.wait()
+            await send({"type": "http.response.body", "body": b"ended"})
+        else:
+            await echo(scope, receive, send)
+
+    edge = await serve_plain(app)
     client = await edge.connect_h2()
-    client.h2.config.validate_outbound_headers = False
-    client.request("GET", "/", ("host", "other"))
-    await client.until_closed()
-    assert [code for code, _ in client.goaways] == [ErrorCodes.PROTOCOL_ERROR]
+    other = client.request(path="/other")
+    while client.replies[other].body != b"begun, ":
+        await client.step()
+    client.h2.config.validate_outbound_headers = client.h2.config.normalize_outbound_headers = False
+    bad = client.request("POST", "/", *MALFORMED[kind], end=False)
+    client.write(DataFrame(bad, b"four", flags=["END_STREAM"]).serialize())
+    assert (await client.answer(bad)).reset == ErrorCodes.PROTOCOL_ERROR
+    go.set()
+    assert (await client.answer(other)).body == b"begun, ended"
+    assert (await client.get("/next")).status == 200
+
+
+@pytest.mark.parametrize(("fields", "flags"), [([(b"x", b"y")], 4), ([(b":path", b"/")], 5), ([(b"te", b"x")], 5)])
+async def test_malformed_trailers_end_their_stream_alone(
+    serve_plain: Serve, fields: list[tuple[bytes, bytes]], flags: int
+) -> None:
+    edge = await serve_plain(echo)
+    client = await edge.connect_h2()
+    stream = client.request("POST", "/", end=False)
+    block = client.h2.encoder.encode(fields)
+    client.write(len(block).to_bytes(3, "big") + bytes([1, flags]) + stream.to_bytes(4, "big") + block)
+    assert (await client.answer(stream)).reset == ErrorCodes.PROTOCOL_ERROR
+    assert (await client.get()).status == 200
+
+
+async def test_who_opens_more_streams_than_there_may_be_is_refused_these_alone(serve_plain: Serve) -> None:
+    go = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await go.wait()
+        await answer(send, b"whole")
+
+    edge = await serve_plain(app, Limits(streams_per_connection=2))
+    client = await edge.connect_h2()
+    streams = [client.request() for _ in range(4)]  # before the server's settings are here
+    for refused in streams[2:]:
+        assert (await client.answer(refused)).reset == ErrorCodes.REFUSED_STREAM
+    go.set()
+    for served in streams[:2]:
+        assert (await client.answer(served)).body == b"whole"
 
 
 async def test_connect_is_refused_on_its_stream(serve: Serve) -> None:

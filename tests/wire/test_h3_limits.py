@@ -311,7 +311,11 @@ async def test_many_answers_that_are_not_read_share_the_limit_of_their_connectio
         client.close()
 
 
-@pytest.mark.parametrize("frame", [encode_frame(0x0, b""), encode_frame(0x21, b"grease")], ids=["empty", "unknown"])
+@pytest.mark.parametrize(
+    "frame",
+    [encode_frame(0x0, b""), encode_frame(0x0, b"x"), encode_frame(0x21, b"grease")],
+    ids=["empty", "one octet", "unknown"],
+)
 async def test_a_flood_of_frames_that_say_nothing_ends_the_connection(
     frame: bytes, certificate: DevCertificate
 ) -> None:
@@ -320,3 +324,10 @@ async def test_a_flood_of_frames_that_say_nothing_ends_the_connection(
         stream = peer.request(post(), b"", end=False)
         peer.raw(stream, 60 * frame)
         assert (await peer.closing()).error_code == ErrorCode.H3_EXCESSIVE_LOAD
+
+
+async def test_many_small_requests_are_no_flood(certificate: DevCertificate) -> None:
+    async with serving(echo, certificate, Limits(control_burst=50, control_per_s=0)) as edge:
+        peer = await edge.peer()
+        for _ in range(150):
+            assert (await peer.reply(peer.request(post(), b"tiny"))).status == 200
