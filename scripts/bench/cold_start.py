@@ -113,7 +113,7 @@ def phases(child: subprocess.Popen[str]) -> str:
     os.set_blocking(child.stdout.fileno(), False)
     for line in child.stdout.read().splitlines():
         if line.startswith("ready:"):
-            return line.partition(") ")[2]
+            return "after " + line.partition(" after ")[2]
     return ""
 
 
