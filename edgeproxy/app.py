@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from random import Random
 from time import monotonic, time
@@ -51,12 +51,14 @@ def build(
     started: int,
     reloads: ReloadStatus | None = None,
     tracer: Tracer | None = None,
+    connections: Mapping[str, int] | None = None,
 ) -> Built:
-    """`started`: Unix seconds, shown as the models' `created`."""
+    """`started`: Unix seconds, shown as the models' `created`. `connections`: how many there were, by what became of
+    them."""
     views = node_views(fleet)
     reloads = reloads or ReloadStatus(started)
     burn = Burn(config.objective)
-    account = Account(log, Metrics(version(), views, reloads, burn), Outcomes(burn), tracer)
+    account = Account(log, Metrics(version(), views, reloads, burn, connections), Outcomes(burn), tracer)
     public = Gateway(
         fleet,
         keys,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from pathlib import Path
 from ssl import SSLContext
 
@@ -28,9 +29,13 @@ class StartError(RuntimeError):
 
 
 class Listeners:
-    def __init__(self, limits: Limits, inherited: Inherited, qlog: Path | None = None) -> None:
-        """`qlog`: a folder, while whose existence HTTP/3's connections are written there."""
+    def __init__(
+        self, limits: Limits, inherited: Inherited, qlog: Path | None = None, counts: Counter[str] | None = None
+    ) -> None:
+        """`qlog`: a folder, while whose existence HTTP/3's connections are written there. `counts`: of TCP connections,
+        by what became of them."""
         self._qlog = qlog
+        self._counts = Counter[str]() if counts is None else counts
         self._limits = limits
         self._inherited = inherited
         self._public: list[TcpListener | QuicListener] = []
@@ -96,7 +101,7 @@ class Listeners:
         among: list[TcpListener | QuicListener],
         context: SSLContext | None = None,
     ) -> TcpListener:
-        listener = TcpListener(app, self._limits, ssl=context, alt_svc=self.alt_svc, state={})
+        listener = TcpListener(app, self._limits, ssl=context, alt_svc=self.alt_svc, state={}, counts=self._counts)
         await self._bind(listener, address, socket.SOCK_STREAM)
         among.append(listener)
         return listener

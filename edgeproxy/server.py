@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,8 +88,9 @@ class Server:
         fleet = Fleet.from_config(self._config, token=self._token, origins=launcher.origins)
         certificate = self._development_certificate()
         status = ReloadStatus(time())
+        connections = Counter[str]()
         traces = self._tracer()
-        built = build(self._config, fleet, self._keys, self._log, Random(), int(time()), status, traces)
+        built = build(self._config, fleet, self._keys, self._log, Random(), int(time()), status, traces, connections)
         changed = asyncio.Event()
         prober = Prober(fleet, rng=Random(), changed=lambda node: self._node_changed(node, changed))
         certificates = self._certificates(certificate)
@@ -104,7 +106,7 @@ class Server:
                 self._background(Follower(fleet).run()),
                 self._background(reload.watch()),
                 self._background(Instruments(fleet).run()),
-                self._listening(built.public, built.admin, certificates, status),
+                self._listening(built.public, built.admin, certificates, status, connections),
                 self._background(built.live.run()),
             ):
                 await self._until_ready(fleet, changed)
@@ -145,11 +147,16 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _listening(
-        self, public: AsgiApp, admin: AsgiApp, certificates: Certificates | None, status: ReloadStatus
+        self,
+        public: AsgiApp,
+        admin: AsgiApp,
+        certificates: Certificates | None,
+        status: ReloadStatus,
+        connections: Counter[str],
     ) -> AsyncIterator[None]:
         inherited = Inherited.from_environment(os.environ, os.getpid())
         limits = Limits(body_bytes=self._config.limits.body_bytes)
-        listeners = Listeners(limits, inherited, qlog=self._state / QLOG)
+        listeners = Listeners(limits, inherited, self._state / QLOG, connections)
         try:
             await listeners.start(self._config.listen, public, admin, certificates)
             yield

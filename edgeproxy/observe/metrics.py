@@ -25,6 +25,7 @@ from edgeproxy.observe.requests import Requests, tally
 FORECAST_EDGES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 SHARE_EDGES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 EDGE_EDGES = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
+CONNECTION_OUTCOMES = ("accepted", "refused", "gave_way", "handshake_failed", "accept_failed")
 NO_REGION = "none"
 """Region label of a request that no node answered."""
 
@@ -38,11 +39,14 @@ class Metrics:
         nodes: Callable[[], Iterable[NodeView]],
         reloads: ReloadStatus | None = None,
         burn: Burn | None = None,
+        connections: Mapping[str, int] | None = None,
     ) -> None:
+        """`connections`: how many the listeners have seen, by what became of them."""
         self._version = version
         self._nodes = nodes
         self._reloads = reloads or ReloadStatus(0.0)
         self._burn = burn
+        self._connections = {} if connections is None else connections
         self._requests: dict[tuple[str, str, int], int] = {}
         self._failures: dict[tuple[str, str], int] = {}
         self._edge = Histogram(EDGE_EDGES)
@@ -138,6 +142,7 @@ class Metrics:
         yield from self.requests.families()
         if self._burn is not None:
             yield from burn_families(self._burn, time())
+        yield from _accepted(self._connections)
         yield from _configuration(self._reloads)
         nodes = list(self._nodes())
         yield from fleet_families(nodes)
@@ -166,6 +171,15 @@ class Metrics:
         for outcome, count in self._hedges.items():
             hedges.add_metric([outcome], count)
         yield from (decisions, error, share, hedges)
+
+
+def _accepted(counts: Mapping[str, int]) -> Iterator[Metric]:
+    connections = CounterMetricFamily(
+        "edgeproxy_connections", "TCP connections, by what became of them", labels=["outcome"]
+    )
+    for outcome in CONNECTION_OUTCOMES:
+        connections.add_metric([outcome], counts.get(outcome, 0))
+    yield connections
 
 
 def _configuration(status: ReloadStatus) -> Iterator[Metric]:

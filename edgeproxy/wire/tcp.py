@@ -11,10 +11,12 @@ import ssl as tls
 import time
 from collections import Counter
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from edgeproxy.config import Address
 from edgeproxy.wire.dispatch import Dispatch
+from edgeproxy.wire.handshakes import Handshakes
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.quota import Quota
 from edgeproxy.wire.service import App, Service
@@ -25,6 +27,8 @@ _BACKLOG = 1024
 _ACCEPT_BATCH = 64
 _ACCEPT_BACK_OFF_S = 1.0
 _SWEEP_S = 1.0
+_TELL_S = 60.0
+"""Between two lines of the log that say the same."""
 _KEEP_ALIVE_PROBE_S = 30
 _UNWIND_S = 1.0
 """How long applications may take to notice that their clients were cut off, before they are cancelled."""
@@ -46,9 +50,14 @@ class TcpListener:
         ssl: tls.SSLContext | None,
         alt_svc: Callable[[], bytes | None],
         state: dict[str, Any],
+        counts: Counter[str] | None = None,
     ) -> None:
-        self.counts: Counter[str] = Counter()
-        """`accepted`, `refused` (a limit of this listener), `handshakes_failed`, `accept_errors`."""
+        self.counts = Counter[str]() if counts is None else counts
+        """`accepted`, `refused` (too many of one address, or in all), `gave_way` (a handshake, for a newcomer),
+        `handshake_failed`, `accept_failed`; several listeners may share them."""
+        self._turned_away = 0
+        """Refused or given way since the last word of it."""
+        self._told_at = -inf
         self._limits = limits
         self._ssl = ssl
         self._quota = Quota(limits)
@@ -58,7 +67,7 @@ class TcpListener:
         self._loop = self._service.loop
         self._socket: socket.socket | None = None
         self._opening: set[asyncio.Task[None]] = set()
-        self._half_open = 0
+        self._handshakes = Handshakes(limits.half_open)
         self._timer: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Future[None] | None = None
 
@@ -151,7 +160,7 @@ class TcpListener:
             except BlockingIOError:
                 return
             except OSError as error:
-                self.counts["accept_errors"] += 1
+                self.counts["accept_failed"] += 1
                 if error.errno in _EXHAUSTED:
                     self._back_off(error)
                     return
@@ -170,10 +179,9 @@ class TcpListener:
             self._loop.add_reader(self._socket, self._accept)
 
     def _admit(self, sock: socket.socket, host: str) -> None:
-        full = self._ssl is not None and self._half_open >= self._limits.half_open
-        release = None if full else self._quota.admit(host)
+        release = self._quota.admit(host)
         if release is None:
-            self.counts["refused"] += 1
+            self._turn_away("refused")
             sock.close()
             return
         self.counts["accepted"] += 1
@@ -181,10 +189,17 @@ class TcpListener:
         task = self._loop.create_task(self._open(sock, functools.partial(self._lost, release)))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
+        if self._ssl is not None:
+            if not self._handshakes.begin(host, task.cancel):
+                self._turn_away("gave_way")
+            task.add_done_callback(lambda _: self._handshakes.end(host, task.cancel))
+
+    def _turn_away(self, why: str) -> None:
+        self.counts[why] += 1
+        self._turned_away += 1
 
     async def _open(self, sock: socket.socket, lost: Callable[[], None]) -> None:
         timeouts = (self._limits.handshake_s, self._limits.close_s) if self._ssl is not None else (None, None)
-        self._half_open += 1
         try:
             await self._loop.connect_accepted_socket(
                 lambda: Dispatch(self._service, lost),
@@ -194,13 +209,11 @@ class TcpListener:
                 ssl_shutdown_timeout=timeouts[1],
             )
         except OSError:  # ssl.SSLError and time-outs are OSErrors too
-            self.counts["handshakes_failed"] += 1
+            self.counts["handshake_failed"] += 1
             lost()
         except BaseException:
             lost()
             raise
-        finally:
-            self._half_open -= 1
 
     def _lost(self, release: Callable[[], None]) -> None:
         release()
@@ -211,7 +224,22 @@ class TcpListener:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(_SWEEP_S, self._tick)
-        self.sweep(time.monotonic())
+        now = time.monotonic()
+        self.sweep(now)
+        self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        if self._turned_away and now - self._told_at >= _TELL_S:
+            _log.warning(
+                "port %d turned %d connections away of late: more than %d of one address, %d in all, or %d in their "
+                "handshake; see edgeproxy_connections_total",
+                self.port if self._socket is not None else 0,
+                self._turned_away,
+                self._limits.connections_per_address,
+                self._limits.connections,
+                self._limits.half_open,
+            )
+            self._turned_away, self._told_at = 0, now
 
     def _stop_accepting(self) -> None:
         if self._socket is not None:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import socket
 import ssl
+import time
 
 import pytest
 
@@ -61,24 +62,30 @@ async def test_connections_are_limited_per_address(serve_plain: Serve) -> None:
     await other.close()
 
 
-async def test_handshakes_in_progress_are_limited(serve_tls: Serve) -> None:
+async def test_silent_connections_of_one_address_do_not_keep_others_out_of_tls(
+    serve_tls: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
     edge = await serve_tls(echo, Limits(half_open=2))
-    silent = [await asyncio.open_connection("127.0.0.1", edge.port) for _ in range(2)]
-    await until_connections(edge, 2)
-    assert await turned_away(edge.port)
-    for _, writer in silent:
-        writer.transport.abort()
-    await until_connections(edge, 0)
+    silent = [await asyncio.open_connection("127.0.0.1", edge.port) for _ in range(5)]
     client = await edge.connect()
     await client.send(GET)
     assert (await client.answer()).status == 200
+    counts = edge.listener.counts
+    assert counts["accepted"] == 6
+    assert counts["gave_way"] == 4
+    edge.listener._tell(time.monotonic())
+    edge.listener._tell(time.monotonic())
+    assert caplog.text.count("turned 4 connections away") == 1
+    for _, writer in silent:
+        writer.transport.abort()
+    await until_connections(edge, 1)
 
 
 async def test_a_handshake_that_does_not_end_is_given_up(serve_tls: Serve) -> None:
     edge = await serve_tls(echo, Limits(handshake_s=0.05))
     assert await turned_away(edge.port)
     await until_connections(edge, 0)
-    assert edge.listener.counts["handshakes_failed"] == 1
+    assert edge.listener.counts["handshake_failed"] == 1
 
 
 async def test_a_failed_handshake_leaves_nothing_behind(serve_tls: Serve) -> None:
@@ -90,7 +97,7 @@ async def test_a_failed_handshake_leaves_nothing_behind(serve_tls: Serve) -> Non
             await reader.read()
         writer.transport.abort()
     await until_connections(edge, 0)
-    assert edge.listener.counts["handshakes_failed"] == 5
+    assert edge.listener.counts["handshake_failed"] == 5
 
 
 async def test_old_tls_is_refused(serve_tls: Serve) -> None:
@@ -123,7 +130,7 @@ async def test_accepting_pauses_while_files_run_out_and_then_goes_on(
     client = await edge.connect()
     await client.send(GET)
     assert (await client.answer()).status == 200
-    assert edge.listener.counts["accept_errors"] == 3
+    assert edge.listener.counts["accept_failed"] == 3
     assert "ulimit -n" in caplog.text
 
 
