@@ -43,19 +43,22 @@ def room(limits: Limits) -> int:
     return min(limits.context, limits.blocks * BLOCK_TOKENS)
 
 
-def check_fits(request: GenerationRequest, limits: Limits) -> None:
-    """Raises ApiError 400 `context_length_exceeded` where no waiting will help."""
-    prompt, most = len(request.prompt), room(limits)
-    if prompt + request.max_tokens <= most:
+def check_fits(prompt: int, max_tokens: int, limits: Limits, where: str = "prompt") -> None:
+    """Raises ApiError 400 `context_length_exceeded` where no waiting will help.
+
+    prompt: its tokens, which the field `where` holds.
+    """
+    most = room(limits)
+    if prompt + max_tokens <= most:
         return
     fits = max(0, most - prompt)
-    remedy = f"lower max_tokens to {fits}" if fits else f"shorten the messages below {most} tokens"
+    remedy = f"lower max_tokens to {fits}" if fits else f"shorten '{where}' below {most} tokens"
     raise ApiError(
         400,
-        f"This node holds {most} tokens per request, but {prompt + request.max_tokens} were asked for "
-        f"({prompt} in the messages, {request.max_tokens} for the completion): {remedy}.",
+        f"This node holds {most} tokens per request, but {prompt + max_tokens} were asked for "
+        f"({prompt} in '{where}', {max_tokens} for the completion): {remedy}.",
         code="context_length_exceeded",
-        param="max_tokens" if fits else "messages",
+        param="max_tokens" if fits else where,
         recovery={"max_tokens_that_fit": fits},
     )
 
@@ -92,7 +95,7 @@ class Admission:
 
         Raises ApiError where it will never fit (400), or comes too late, would wait too long or finds no room (429).
         """
-        check_fits(sequence.request, self._limits)
+        check_fits(len(sequence.request.prompt), sequence.request.max_tokens, self._limits)
         must_wait = bool(self._waiting) or not self.can_start(sequence)
         if must_wait or sequence.request.within_s is not None:
             self._check_wait(sequence, must_wait)

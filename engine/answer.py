@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from edgeproxy.protocol.node.blocks import Prefix
 from edgeproxy.protocol.openai.chat import Usage
 from edgeproxy.protocol.openai.errors import ApiError, invalid
 from engine.generation import Generation
+from engine.refusals import ROOM_CODES
 from engine.sequence import Delta, Timing
 from engine.step import Finish
 from engine.text.reader import Piece, Reader
@@ -107,28 +109,41 @@ class Answer:
         return replace(piece, events=replayed.events + piece.events, logprobs=replayed.logprobs + piece.logprobs)
 
 
-class Group(NamedTuple):
-    """The answers to one prompt."""
-
-    first: Answer
-    others: Callable[[], list[Answer]]
-    """Begins them; called when the first has its first token, so that they find its prompt computed."""
-
-
 class Choices:
-    """The answers to one request: `groups` of `n` each, in the order of their indexes."""
+    """The answers to one request, by their indexes: `n` to each prompt.
 
-    def __init__(self, groups: list[Group], n: int, *, resumable: bool = True, ignored: tuple[str, ...] = ()) -> None:
-        """`resumable`: another node could go on with it, from its tokens alone. `ignored`: fields of the request that
-        its model can do nothing with."""
+    At most as many run at the same time as the engine has places. Those that find no room beside the others wait until
+    one has ended: alone each fits, or it would not have come so far.
+    """
+
+    def __init__(
+        self,
+        begin: Sequence[Callable[[], Answer]],
+        n: int = 1,
+        most: int = 1,
+        *,
+        resumable: bool = True,
+        ignored: tuple[str, ...] = (),
+    ) -> None:
+        """`begin`: begins each. `most`: at the same time. `resumable`: another node could go on with it, from its
+        tokens alone. `ignored`: fields of the request that its model can do nothing with."""
+        self._begin = begin
         self._n = n
+        self._most = most
         self.ignored = ignored
-        self._waiting = {index * n: group.others for index, group in enumerate(groups)} if n > 1 else {}
-        self.answers: dict[int, Answer] = {index * n: group.first for index, group in enumerate(groups)}
+        self._ready = deque(range(0, len(begin), n))
+        """Whose turn comes. The others to a prompt follow the first one's first token, to find its prompt computed."""
+        self._unheard = set(self._ready)
+        self.answers: dict[int, Answer] = {}
         self._next: dict[asyncio.Task[Piece], int] = {}
-        self._live = set(self.answers)
-        self.count = len(groups) * n
+        self._live = set[int]()
+        self.count = len(begin)
         self.resumable = resumable and self.count == 1
+        try:
+            self._fill()
+        except BaseException:
+            self.abort()
+            raise
 
     @property
     def first(self) -> Answer:
@@ -140,18 +155,21 @@ class Choices:
             piece = await self.first.next()
             self._live = self._live if piece.finish is None else set()
             return 0, piece
-        if not self._next:
-            for index in sorted(self._live):
-                self._ask(index)
-        done, _ = await asyncio.wait(self._next, return_when=asyncio.FIRST_COMPLETED)
-        task = min(done, key=lambda found: self._next[found])
-        index = self._next.pop(task)
+        while True:
+            for index in sorted(self._live.difference(self._next.values())):
+                self._next[asyncio.create_task(self.answers[index].next())] = index
+            done, _ = await asyncio.wait(self._next, return_when=asyncio.FIRST_COMPLETED)
+            task = min(done, key=lambda found: self._next[found])
+            index = self._next.pop(task)
+            if not self._postponed(index, task.exception()):
+                break
         piece = task.result()
-        self._begin_others(index)
-        if piece.finish is None:
-            self._ask(index)
-        else:
+        if piece.finish is not None:
             self._live.discard(index)
+        if index in self._unheard:
+            self._unheard.discard(index)
+            self._ready.extendleft(reversed(range(index + 1, index + self._n)))
+        self._fill()
         return index, piece
 
     @property
@@ -161,11 +179,11 @@ class Choices:
 
     @property
     def done(self) -> bool:
-        return not self._live
+        return not self._live and not self._ready
 
     def abort(self) -> None:
         """Ends all of them. Harmless when they have ended."""
-        self._waiting.clear()
+        self._ready.clear()
         for task in self._next:
             task.cancel()
         for answer in self.answers.values():
@@ -181,14 +199,31 @@ class Choices:
             sum(usage.cached for usage in firsts),
         )
 
-    def _ask(self, index: int) -> None:
-        self._next[asyncio.create_task(self.answers[index].next())] = index
+    def _fill(self) -> None:
+        while self._ready and len(self._live) < self._most:
+            index = self._ready.popleft()
+            self.answers[index] = self._begin[index]()
+            self._live.add(index)
 
-    def _begin_others(self, index: int) -> None:
-        others = self._waiting.pop(index, None)
-        if others is None:
-            return
-        for offset, answer in enumerate(others(), 1):
-            self.answers[index + offset] = answer
-            self._live.add(index + offset)
-            self._ask(index + offset)
+    def _postponed(self, index: int, error: BaseException | None) -> bool:
+        """Whether it was refused for want of room, which comes when another of these answers has ended.
+
+        Where none is left and a part is told already, it comes again when the refusal says, instead of taking that
+        part back.
+        """
+        if not isinstance(error, ApiError) or error.code not in ROOM_CODES:
+            return False
+        if len(self._live) > 1:
+            self._live.discard(index)
+            self._ready.appendleft(index)
+            self._most = len(self._live)
+        elif len(self._unheard) < self.count // self._n:
+            self._next[asyncio.create_task(self._again(index, (error.recovery or {})["retry_after_ms"] / 1000))] = index
+        else:
+            return False
+        return True
+
+    async def _again(self, index: int, wait_s: float) -> Piece:
+        await asyncio.sleep(wait_s)
+        self.answers[index] = self._begin[index]()
+        return await self.answers[index].next()

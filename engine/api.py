@@ -28,7 +28,6 @@ from edgeproxy.protocol.node.resume import FIELD, STREAM_HEADER, Resume, decode_
 from edgeproxy.protocol.openai.chat import model_list, model_view
 from edgeproxy.protocol.openai.decoding import Decoding
 from edgeproxy.protocol.openai.errors import ApiError, invalid
-from edgeproxy.protocol.openai.messages import MAX_IGNORED
 from edgeproxy.protocol.openai.schema import parse_json
 from edgeproxy.protocol.openai.sse import MEDIA_TYPE
 from edgeproxy.protocol.trace_context import RESPONSE as TRACERESPONSE
@@ -318,7 +317,7 @@ class NodeApp:
     def _answer_headers(self, exchange: Exchange, request: Decoding, choices: Choices) -> Headers:
         answer = choices.first
         traced: Headers = ((TRACERESPONSE, exchange.traced),) if exchange.traced else ()
-        ignored = (*request.ignored, *choices.ignored)[:MAX_IGNORED]
+        ignored = (*choices.ignored, *request.ignored)
         fields: Headers = (*traced, (b"x-edge-ignored", _names(ignored))) if ignored else traced
         if answer.prefix is not None:
             fields += ((PREFIX_HEADER, answer.prefix.encode()),)

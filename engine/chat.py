@@ -12,7 +12,7 @@ from typing import Any
 from edgeproxy.protocol.node.request import Terms
 from edgeproxy.protocol.node.resume import Resume
 from edgeproxy.protocol.openai.errors import invalid
-from edgeproxy.protocol.openai.messages import MAX_IGNORED
+from edgeproxy.protocol.openai.fields import Ignored
 from edgeproxy.protocol.openai.schema import ChatRequest
 from edgeproxy.protocol.openai.tools import Tools
 from engine.answer import Choices
@@ -23,7 +23,7 @@ from engine.text.guard import Guard
 from engine.text.prompt import Draft, PromptEncoder
 from engine.text.template import ChatTemplate, within_last
 from engine.text.tokenizer import Tokenizer
-from engine.text.tools.events import Parser
+from engine.text.tools.events import CallsOnly, Parser
 from engine.text.tools.formats import format_of, taught
 from engine.text.tools.marks import MISTRAL_MARK
 
@@ -96,15 +96,19 @@ class Chat:
         from engine.text.tools.repeats import Repeats  # a node's start does without
 
         parser = self._style.parser(frozenset(tool.name for tool in tools.callable))
-        return Repeats(parser, 1 if tools.mode == "required" else REPEATS)
+        return CallsOnly(Repeats(parser, 1)) if tools.mode == "required" else Repeats(parser, REPEATS)
 
     def _unshown(self, request: ChatRequest) -> tuple[str, ...]:
-        """Names of speakers, where the template shows none: frameworks of agents send them, and refused, none would
-        work."""
-        named = [index for index, message in enumerate(request.messages) if message.name and message.role != "tool"]
-        if not named or _READS_NAMES.search(self._template.source):
-            return ()
-        return tuple(f"messages[{index}].name" for index in named[:MAX_IGNORED])
+        """Names of speakers and thoughts, where the template shows none: frameworks of agents send them, and refused,
+        none would work."""
+        names, thoughts = _READS_NAMES.search(self._template.source), "reasoning_content" in self._template.source
+        ignored = Ignored()
+        for index, message in enumerate(request.messages):
+            if message.name and message.role != "tool" and not names:
+                ignored.add([f"messages[{index}].name"])
+            if message.reasoning and not thoughts:
+                ignored.add([f"messages[{index}].reasoning_content"])
+        return ignored.told()
 
     def _draft(self, request: ChatRequest, salt: bytes) -> Draft:
         tools = request.tools.callable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from edgeproxy.protocol.node.request import Terms
@@ -61,7 +62,10 @@ class Completions:
         """Raises ApiError, as `Chat.open`."""
         self._opener.check(request)
         constraint = await self._shapes.of_format(request.format)
-        prompts = [await self._prompt(request, prompt, terms.salt, constraint) for prompt in request.prompts]
+        prompts = [
+            replace(await self._prompt(request, prompt, terms.salt, constraint), where=where)
+            for prompt, where in zip(request.prompts, request.places, strict=True)
+        ]
         if resume is None:
             return self._opener.choices(request, prompts, name, terms)
         if len(prompts) > 1 or not prompts[0].resumable:
@@ -77,7 +81,7 @@ class Completions:
         salt: bytes,
         constraint: Callable[[], Constraint | None],
     ) -> Prompt:
-        ids = await self.encode(prompt, salt) if isinstance(prompt, str) else prompt
+        ids = await self.encode(prompt, salt, whole=request.begun) if isinstance(prompt, str) else prompt
         if not ids:
             raise invalid("'prompt' is empty, and this model begins no text by itself.", "prompt", "empty_string")
         if any(token >= self._tokenizer.vocab_size for token in ids):

@@ -11,7 +11,7 @@ from edgeproxy.protocol.node.resume import Resume
 from edgeproxy.protocol.openai.decoding import Decoding
 from edgeproxy.protocol.openai.errors import ApiError, invalid
 from engine import admission
-from engine.answer import Answer, Choices, Group, Opening
+from engine.answer import Answer, Choices, Opening
 from engine.constraint import Constraint
 from engine.loop import EngineLoop
 from engine.sequence import GenerationRequest
@@ -49,6 +49,8 @@ class Prompt:
     """Tokens at the end of the prompt that are sampled as they are known, so that their log-probabilities are told."""
     echo: Piece | None = None
     """What the answer begins with."""
+    where: str = "messages"
+    """The field that it comes of."""
 
     @property
     def resumable(self) -> bool:
@@ -75,29 +77,16 @@ class Opener:
 
         Raises ApiError where the engine has stopped.
         """
-        seed = request.seed
-
-        def begin(prompt: Prompt, index: int) -> Answer:
-            # Answers to one prompt differ by their seeds, which follow each other where the client gave one.
-            own = self._seeds() if seed is None else seed + index % request.n
-            return self._begin(request, prompt, name if index == 0 else f"{name}-{index}", terms, own)
-
-        def others(prompt: Prompt, first: int) -> Callable[[], list[Answer]]:
-            return lambda: [begin(prompt, index) for index in range(first + 1, first + request.n)]
-
-        groups: list[Group] = []
-        try:
-            for number, prompt in enumerate(prompts):
-                first = number * request.n
-                groups.append(Group(begin(prompt, first), others(prompt, first)))
-        except BaseException:
-            for group in groups:
-                group.first.abort()
-            raise
+        begin: list[Callable[[], Answer]] = []
+        for number, prompt in enumerate(prompts):
+            self._check_fits(request, prompt)
+            for choice in range(request.n):
+                begin.append(self._beginning(request, prompt, name, terms, number * request.n + choice))
         resumable = all(prompt.resumable for prompt in prompts) and not (
             request.top_logprobs is not None and prompts[0].parser()
         )
-        return Choices(groups, request.n, resumable=resumable, ignored=ignored)
+        most = self._engine.limits.slots
+        return Choices(begin, request.n, most, resumable=resumable, ignored=ignored)
 
     def resumed(self, request: Decoding, prompt: Prompt, name: str, terms: Terms, resume: Resume) -> Choices:
         """Goes on from where another node ended. Raises ApiError, 409 where this one computes otherwise."""
@@ -130,7 +119,7 @@ class Opener:
         opening = Opening(sampling.seed, resume.max_tokens)
         again = known - len(resume.ids)
         answer = Answer(generation, reader, opening, len(prompt.ids), replayed, again, _form(request))
-        return Choices([Group(answer, list)], 1)
+        return Choices([lambda: answer])
 
     def check(self, request: Decoding) -> None:
         """Raises ApiError 400 for tokens that the model does not have."""
@@ -141,6 +130,22 @@ class Opener:
         vocab = self._engine.limits.vocab
         if any(token >= vocab for token in ids):
             raise invalid(f"'{field}' names a token outside this model's {vocab}.", field, "invalid_value")
+
+    def _check_fits(self, request: Decoding, prompt: Prompt) -> None:
+        """Raises ApiError 400 before anything begins of a request of which a part cannot."""
+        most = self._max_tokens(request, len(prompt.ids))
+        if most + prompt.known:
+            admission.check_fits(len(prompt.ids), most, self._engine.limits, prompt.where)
+
+    def _beginning(
+        self, request: Decoding, prompt: Prompt, name: str, terms: Terms, index: int
+    ) -> Callable[[], Answer]:
+        # Answers to one prompt differ by their seeds, which follow each other where the client gave one.
+        seed = self._seeds() if request.seed is None else request.seed + index % request.n
+        if index == 0:
+            return lambda: self._begin(request, prompt, name, terms, seed)
+        late = replace(terms, strict=False)  # a latency budget is for the first token of all
+        return lambda: self._begin(request, prompt, f"{name}-{index}", late, seed)
 
     def _begin(self, request: Decoding, prompt: Prompt, name: str, terms: Terms, seed: int) -> Answer:
         sampling = self._sampling(request, prompt, seed)

@@ -16,6 +16,9 @@ UNKNOWN_S = 1.0
 NO_RETRY = (b"x-should-retry", b"false")
 """To OpenAI's SDKs: they try a 429 again by themselves."""
 
+ROOM_CODES = ("slots_full", "oom_predicted", "wait_predicted")
+"""Of refusals that the end of others would have spared."""
+
 
 def too_slow(within_s: float, own_s: float) -> ApiError:
     """429 `latency_budget_exceeded`: its own prompt takes too long, even on a node that does nothing else.

@@ -53,7 +53,7 @@ class Reader:
         control tokens that it must see. `known`: how many of the tokens to come are the
         prompt's: shown, but not counted."""
         self._detokenizer = Detokenizer(tokenizer, marks)
-        self._stops = StopStrings(request.stop)
+        self._stops = StopStrings(request.stop, request.stop_is_told)
         self._stop_ids = stop_ids
         self._min_tokens = request.min_tokens
         self._logprobs = None if request.top_logprobs is None else TokenLogprobs(tokenizer)
@@ -103,7 +103,7 @@ class Reader:
             self._skip -= len(text) - len(new)
             return Piece((new,) if new else (), finish, ids, told)
         if finish is not None:
-            events = events + self._parser.finish()
+            events = events + self._parser.finish(cut=finish == "length")
             finish = "tool_calls" if self._parser.calls and finish == "stop" else finish
         return Piece(self._new(joined(events)), finish, ids, told)
 

@@ -11,8 +11,10 @@ class StopStrings:
     complete first counts, and of those that end together the longest.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], told: bool = False) -> None:
+        """`told`: the one that is found is passed on too."""
         self._stops = stops
+        self._told = told
         self._held = ""
         self.found = False
 
@@ -25,7 +27,8 @@ class StopStrings:
         if matches:
             self.found = True
             self._held = ""
-            return text[: min(matches)[1]]
+            end, start = min(matches)
+            return text[: end if self._told else start]
         keep = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -40,3 +43,8 @@ def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+
+
+def without_begun(text: str, mark: str) -> str:
+    """Less what at its end may be the beginning of a mark."""
+    return text[: len(text) - overlap(text, mark)]

@@ -17,21 +17,21 @@ def request(prompt: int, max_tokens: int) -> GenerationRequest:
 
 def test_a_request_of_exactly_the_room_fits() -> None:
     assert admission.room(LIMITS) == 100
-    admission.check_fits(request(60, 40), LIMITS)
+    admission.check_fits(60, 40, LIMITS)
 
 
 def test_a_request_over_the_room_is_told_what_would_fit() -> None:
     with pytest.raises(ApiError) as caught:
-        admission.check_fits(request(60, 41), LIMITS)
+        admission.check_fits(60, 41, LIMITS)
     error = caught.value
     assert (error.status, error.code, error.param) == (400, "context_length_exceeded", "max_tokens")
     assert error.recovery == {"max_tokens_that_fit": 40}
 
 
 def test_a_prompt_over_the_room_is_told_to_shorten() -> None:
-    with pytest.raises(ApiError, match="shorten the messages below 100") as caught:
-        admission.check_fits(request(100, 1), LIMITS)
-    assert caught.value.param == "messages"
+    with pytest.raises(ApiError, match="shorten 'prompt\\[3\\]' below 100") as caught:
+        admission.check_fits(100, 1, LIMITS, "prompt[3]")
+    assert caught.value.param == "prompt[3]"
     assert caught.value.recovery == {"max_tokens_that_fit": 0}
 
 

@@ -208,3 +208,41 @@ async def test_a_requests_own_other_answers_are_not_told_as_waiting(
     async with serving(fake, tokenizer, chat_template) as served:
         call = await chat_call(served.app, n=4, stream=True, max_tokens=4).done()
         assert decode(call.headers[REPORT_HEADER]).waiting == 0
+
+
+@pytest.mark.parametrize("queue", [0, 2, 64])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_more_answers_than_there_is_room_for_come_in_turn(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, queue: int, stream: bool
+) -> None:
+    fake = FakeExecutor(script=lambda history: 30, built_for=LIMITS)
+    prompts = [[number] * 20 for number in range(1, 25)]
+    strict = [(b"x-latency-budget-ms", b"60000"), (b"x-latency-policy", b"refuse")]
+    body = {"model": MODEL, "prompt": prompts, "n": 4, "max_tokens": 100, "ignore_eos": True, "stream": stream}
+    async with serving(fake, tokenizer, chat_template, queue_length=queue) as served:
+        call = await Call(served.app, "POST", "/v1/completions", orjson.dumps(body), strict).done()
+        assert call.status == 200, call.body
+        assert served.engine.live == 0
+    if stream:
+        chunks = [choice for chunk in call.chunks() for choice in chunk["choices"]]
+        finished = [choice["index"] for choice in chunks if choice["finish_reason"]]
+        assert sorted(finished) == list(range(96))
+        return
+    value = call.json()
+    assert [choice["finish_reason"] for choice in value["choices"]] == ["length"] * 96
+    assert value["usage"]["completion_tokens"] == 96 * 100
+    assert value["usage"]["prompt_tokens"] == 24 * 20
+
+
+async def test_of_prompts_of_which_one_never_fits_none_is_begun(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    fake = goes_on(tokenizer)
+    async with serving(fake, tokenizer, chat_template) as served:
+        long = await completion(served.app, prompt=[[1], [1] * 600, [1]]).done()
+        alone = await completion(served.app, prompt=[1] * 600).done()
+        much = await completion(served.app, max_tokens=600).done()
+    told = [(call.status, call.json()["error"]["code"], call.json()["error"]["param"]) for call in (long, alone, much)]
+    code = "context_length_exceeded"
+    assert told == [(400, code, "prompt[1]"), (400, code, "prompt"), (400, code, "max_tokens")]
+    assert not fake.plans

@@ -227,3 +227,18 @@ async def test_a_schema_that_cannot_be_enforced_is_refused_only_where_it_must_be
             assert error["param"] == "tools[1].function.parameters"
             assert says in error["message"]
         assert (await chat_call(served.app, tools=[odd(refused[0][0])]).done()).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_wherever_a_call_that_must_come_is_cut_no_part_of_it_is_content(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, stream: bool
+) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    most = len(tokenizer.encode(ONE)) + 1
+    async with serving(executor(tokenizer, ONE, ends=False), tokenizer, chat_template) as served:
+        for choice, tokens in [("required", tokens) for tokens in range(1, most)] + [(named, 2), (named, 7)]:
+            call = chat_call(served.app, stream=stream, tools=[WEATHER], tool_choice=choice, max_tokens=tokens)
+            await call.done()
+            assert call.status == 200, call.body
+            message = put_together(call.chunks()) if stream else call.json()["choices"][0]["message"]
+            assert not message["content"]

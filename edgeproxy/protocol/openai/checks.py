@@ -45,8 +45,19 @@ def integer(present: Json, name: str, least: int, most: int) -> int | None:
     return None if value is None else integer_of(value, name, least, most)
 
 
+def listed(value: Any, where: str, wanted: str) -> list[Any]:
+    """One that is not empty."""
+    if not isinstance(value, list):
+        raise wrong_type(where, wanted, value)
+    if not value:
+        raise invalid(f"'{where}' is empty: send at least one, or leave it out.", where, "empty_array")
+    return value
+
+
 def integer_of(value: Any, where: str, least: int, most: int) -> int:
     found = whole(value)
+    if found is None and isinstance(value, float) and value.is_integer():
+        found = int(value)  # beyond 2^53 JSON is read as a double, which is out of any bounds
     if found is None:
         raise wrong_type(where, "an integer", value)
     return _within(found, where, least, most, "integer")

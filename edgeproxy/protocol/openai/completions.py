@@ -13,11 +13,11 @@ from edgeproxy.protocol.openai.chat import (
     Logprobs,
     TokenLogprob,
 )
-from edgeproxy.protocol.openai.checks import INT32, Json, boolean, integer, required, whole, wrong_type
+from edgeproxy.protocol.openai.checks import INT32, Json, boolean, integer, listed, required, whole
 from edgeproxy.protocol.openai.decoding import Decoding, decoding_of, min_tokens_of, unknown_options
 from edgeproxy.protocol.openai.errors import invalid
-from edgeproxy.protocol.openai.fields import HONOURED, UNSUPPORTED, refuse_unsupported
-from edgeproxy.protocol.openai.messages import MAX_IGNORED, MAX_PROMPT_CHARS
+from edgeproxy.protocol.openai.fields import HONOURED, UNSUPPORTED, Ignored, refuse_unsupported, without_best_of
+from edgeproxy.protocol.openai.messages import MAX_PROMPT_CHARS
 from edgeproxy.protocol.openai.schema import check_labels
 
 MAX_PROMPTS = 64
@@ -38,11 +38,11 @@ _CHAT_ONLY = frozenset(
         "add_generation_prompt",
     }
 )
-COMPLETION_HONOURED = (HONOURED - _CHAT_ONLY) | {"prompt", "echo"}
+_ONLY_HERE = frozenset({"prompt", "echo", "add_special_tokens"})
+COMPLETION_HONOURED = (HONOURED - _CHAT_ONLY) | _ONLY_HERE
 COMPLETION_UNSUPPORTED = {
     **dict.fromkeys(_CHAT_ONLY, ()),
-    **UNSUPPORTED,
-    "best_of": (),
+    **{name: neutral for name, neutral in UNSUPPORTED.items() if name not in _ONLY_HERE},
     "suffix": ("",),
 }
 
@@ -53,6 +53,16 @@ class CompletionRequest(Decoding):
     echo: bool
     """The answer begins with the prompt, and its log-probabilities with those of the prompt's tokens."""
 
+    begun: bool
+    """Texts begin as all of this model's do, where it knows such a token."""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where each prompt stands."""
+        if len(self.prompts) == 1:
+            return ("prompt",)
+        return tuple(f"prompt[{index}]" for index in range(len(self.prompts)))
+
     @property
     def prompt_chars(self) -> int:
         return sum(len(prompt) for prompt in self.prompts)
@@ -60,11 +70,9 @@ class CompletionRequest(Decoding):
 
 def completion_request(body: Json) -> CompletionRequest:
     """Raises ApiError 400 naming the field in `param`."""
-    present = {name: value for name, value in body.items() if value is not None}
-    if whole(present.get("best_of")) == (whole(present.get("n")) or 1):
-        del present["best_of"]  # the best n of n are all
-    ignored = refuse_unsupported(present, COMPLETION_HONOURED, COMPLETION_UNSUPPORTED, "")
-    ignored += unknown_options(present.get("stream_options"))
+    present = without_best_of({name: value for name, value in body.items() if value is not None})
+    ignored = Ignored(refuse_unsupported(present, COMPLETION_HONOURED, COMPLETION_UNSUPPORTED, ""))
+    ignored.add(unknown_options(present.get("stream_options")))
     check_labels(present)
     echo = boolean(present, "echo")
     most = _max_tokens(present, echo)
@@ -73,9 +81,10 @@ def completion_request(body: Json) -> CompletionRequest:
         max_tokens=most,
         min_tokens=min_tokens_of(present, most),
         top_logprobs=integer(present, "logprobs", 0, MAX_LOGPROBS),
-        ignored=tuple(ignored)[:MAX_IGNORED],
+        ignored=ignored.told(),
         prompts=_prompts(required(present, "prompt")),
         echo=echo,
+        begun=present.get("add_special_tokens") is None or boolean(present, "add_special_tokens"),
     )
     if echo and request.top_logprobs is not None and request.format is not None:
         raise invalid(
@@ -96,11 +105,7 @@ def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
     """A text, a list of texts, the tokens of one prompt, or a list of such."""
     if isinstance(value, str):
         found: tuple[str | tuple[int, ...], ...] = (value,)
-    elif not isinstance(value, list):
-        raise wrong_type("prompt", "a string, a list of strings, or tokens", value)
-    elif not value:
-        raise invalid("'prompt' is empty: send at least one.", "prompt", "empty_array")
-    elif whole(value[0]) is not None:
+    elif whole(listed(value, "prompt", "a string, a list of strings, or tokens")[0]) is not None:
         found = (_ids(value, "prompt"),)
     else:
         if len(value) > MAX_PROMPTS:
@@ -118,11 +123,7 @@ def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
 def _prompt(value: Any, where: str) -> str | tuple[int, ...]:
     if isinstance(value, str):
         return value
-    if not isinstance(value, list):
-        raise wrong_type(where, "a string or a list of tokens", value)
-    if not value:
-        raise invalid(f"'{where}' is empty.", where, "empty_array")
-    return _ids(value, where)
+    return _ids(listed(value, where, "a string or a list of tokens"), where)
 
 
 def _ids(value: list[Any], where: str) -> tuple[int, ...]:

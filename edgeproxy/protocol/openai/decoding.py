@@ -9,6 +9,7 @@ from typing import Any
 
 from edgeproxy.protocol.openai.checks import INT32, INT64, Json, boolean, integer, number, text, wrong_type
 from edgeproxy.protocol.openai.errors import invalid
+from edgeproxy.protocol.openai.fields import OPTIONS_HONOURED, OPTIONS_UNSUPPORTED, refuse_unsupported
 from edgeproxy.protocol.openai.formats import Format, format_of
 from edgeproxy.protocol.openai.messages import MAX_NAME_CHARS
 from edgeproxy.protocol.openai.sampling import REPETITION, logit_bias, stop_token_ids
@@ -50,6 +51,8 @@ class Decoding:
     """Answers to each prompt."""
     max_tokens: int | None
     stop: tuple[str, ...]
+    stop_is_told: bool
+    """The stop string that ends the answer is a part of it."""
     seed: int | None
     temperature: float
     top_p: float
@@ -84,6 +87,7 @@ def decoding_of(present: Json) -> dict[str, Any]:
         "include_usage": _include_usage(present.get("stream_options"), stream),
         "n": integer(present, "n", *INTEGERS["n"]) or 1,
         "stop": _stop(present.get("stop")),
+        "stop_is_told": boolean(present, "include_stop_str_in_output"),
         "seed": integer(present, "seed", *INTEGERS["seed"]),
         **{name: number(present, name, *bounds) for name, bounds in NUMBERS.items()},
         "top_k": max(0, integer(present, "top_k", *INTEGERS["top_k"]) or 0),  # -1 is what other engines call "all"
@@ -103,9 +107,11 @@ def min_tokens_of(present: Json, most: int | None) -> int:
 
 
 def unknown_options(value: Any) -> list[str]:
-    """Of `stream_options`."""
-    known = ("include_usage", "include_obfuscation")
-    return [f"stream_options.{name}" for name in value if name not in known] if isinstance(value, dict) else []
+    """Of `stream_options`. Raises ApiError 400."""
+    if not isinstance(value, dict):
+        return []
+    present = {name: item for name, item in value.items() if item is not None}
+    return refuse_unsupported(present, OPTIONS_HONOURED, OPTIONS_UNSUPPORTED, "stream_options.")
 
 
 def _required_model(present: Json) -> Any:
@@ -133,12 +139,6 @@ def _include_usage(value: Any, stream: bool) -> bool:
         raise wrong_type("stream_options", "an object", value)
     if not stream:
         raise invalid("'stream_options' is for streams only: set stream to true.", "stream_options", "invalid_value")
-    if value.get("include_obfuscation"):
-        raise invalid(
-            "'stream_options.include_obfuscation' is not supported here yet: leave it out or send false.",
-            "stream_options.include_obfuscation",
-            "unsupported_parameter",
-        )
     return boolean(value, "include_usage", "stream_options.")
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from edgeproxy.protocol.openai.checks import Json
+from edgeproxy.protocol.openai.checks import Json, whole
 from edgeproxy.protocol.openai.errors import invalid
 
 HONOURED = frozenset(
@@ -38,6 +38,7 @@ HONOURED = frozenset(
         "guided_grammar",
         "guided_json",
         "guided_regex",
+        "include_stop_str_in_output",
         "metadata",
         "n",
         "parallel_tool_calls",
@@ -67,20 +68,75 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "store": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
-    # Ours to come, in the words of other engines.
+    # Of other engines, as far as an answer would be another one.
+    "add_special_tokens": (False,),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "best_of": (),
     "cache_salt": (),
+    "chat_template": (),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "ebnf": (),
+    "echo": (False,),
+    "grammar": ("",),
+    "guided_whitespace_pattern": (),
+    "json_schema": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "lora_path": (),
+    "mm_processor_kwargs": ({},),
+    "n_predict": (-1,),
+    "no_stop_trim": (False,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "regex": ("",),
+    "repeat_penalty": (1,),
+    "return_hidden_states": (False,),
     "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),  # nothing shows such tokens
+    "stop_regex": ("", []),
+    "structural_tag": (),
+    "truncate_prompt_tokens": (),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
 }
-"""Fields of the schema that are not honoured yet -> values that change nothing and are let through."""
+"""Fields that are not honoured -> values that change nothing and are let through."""
 
 MESSAGE_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "reasoning_content": ("",),
-    "refusal": (),
 }
-MESSAGE_HONOURED = frozenset({"role", "content", "name", "tool_call_id", "tool_calls"})
+MESSAGE_HONOURED = frozenset({"role", "content", "name", "reasoning_content", "refusal", "tool_call_id", "tool_calls"})
+OPTIONS_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "continuous_usage_stats": (False,),
+    "include_obfuscation": (False,),
+}
+OPTIONS_HONOURED = frozenset({"include_usage"})
+"""Of `stream_options`."""
+MAX_IGNORED = 16
+"""Most names that are told of fields that nobody defines."""
+
+
+class Ignored:
+    """Fields that nobody defines: the first by their names, of the others how many. One of each request."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names: list[str] = []
+        self._more = 0
+        self.add(names)
+
+    def add(self, names: Iterable[str]) -> None:
+        for name in names:
+            if len(self._names) < MAX_IGNORED:
+                self._names.append(name)
+            else:
+                self._more += 1
+
+    def told(self) -> tuple[str, ...]:
+        return (*self._names, f"and_{self._more}_more") if self._more else tuple(self._names)
 
 
 def refuse_unsupported(
@@ -100,6 +156,13 @@ def refuse_unsupported(
                 "unsupported_parameter",
             )
     return ignored
+
+
+def without_best_of(present: Json) -> Json:
+    """The best n of n are all, whatever they are told of as."""
+    if whole(present.get("best_of")) != (whole(present.get("n")) or 1):
+        return present
+    return {name: value for name, value in present.items() if name != "best_of"}
 
 
 def _same(value: Any, neutral: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import orjson
 
-from edgeproxy.protocol.openai.checks import Json, boolean, required, text, wrong_type
+from edgeproxy.protocol.openai.checks import Json, boolean, listed, required, text, wrong_type
 from edgeproxy.protocol.openai.errors import invalid
 
 MAX_CHARS = 1 << 16
@@ -121,8 +121,7 @@ def _extra(kind: str, value: Any, where: str) -> Format:
 
 
 def _choice(value: Any, where: str) -> Format:
-    if not isinstance(value, list) or not value:
-        raise wrong_type(where, "a list of strings", value)
+    value = listed(value, where, "a list of strings")
     if len(value) > MAX_CHOICES:
         raise invalid(f"'{where}' has more than {MAX_CHOICES} entries.", where, "array_above_max_length")
     choices = [text(item, f"{where}[{index}]", MAX_CHARS) for index, item in enumerate(value)]

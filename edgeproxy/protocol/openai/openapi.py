@@ -84,6 +84,7 @@ def completion_fields() -> dict[str, Schema]:
         "max_tokens": _whole(0, INT32),
         "logprobs": _whole(0, MAX_LOGPROBS),
         "echo": _BOOLEAN,
+        "add_special_tokens": _BOOLEAN,
     }
     return _with_neutral(_shared() | own, COMPLETION_HONOURED, COMPLETION_UNSUPPORTED)
 
@@ -103,6 +104,7 @@ def _shared() -> dict[str, Schema]:
         **{name: _whole(low, high) for name, (low, high) in INTEGERS.items()},
         "stop": {"anyOf": [stop, {"type": "array", "items": stop, "maxItems": MAX_STOPS}]},
         "stop_token_ids": {"type": "array", "items": _whole(0, INT32), "maxItems": MAX_STOP_IDS},
+        "include_stop_str_in_output": _BOOLEAN,
         "ignore_eos": _BOOLEAN,
         "logit_bias": bias,
         "response_format": {

@@ -14,8 +14,8 @@ import orjson
 from edgeproxy.protocol.openai.checks import INT32, Json, boolean, integer, kind_of, required, text, wrong_type
 from edgeproxy.protocol.openai.decoding import Decoding, decoding_of, min_tokens_of, unknown_options
 from edgeproxy.protocol.openai.errors import invalid
-from edgeproxy.protocol.openai.fields import HONOURED, UNSUPPORTED, refuse_unsupported
-from edgeproxy.protocol.openai.messages import MAX_IGNORED, MAX_PROMPT_CHARS, Message, messages_of
+from edgeproxy.protocol.openai.fields import HONOURED, UNSUPPORTED, Ignored, refuse_unsupported, without_best_of
+from edgeproxy.protocol.openai.messages import MAX_PROMPT_CHARS, Message, messages_of
 from edgeproxy.protocol.openai.sampling import top_logprobs
 from edgeproxy.protocol.openai.tools import Tools, tools_of
 
@@ -54,10 +54,11 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 def chat_request(body: Json) -> ChatRequest:
     """Raises ApiError 400 naming the field in `param`."""
-    present = {name: value for name, value in body.items() if value is not None}
-    ignored = refuse_unsupported(present, HONOURED, UNSUPPORTED, "")
-    messages, more = messages_of(required(present, "messages"))
-    more.extend(unknown_options(present.get("stream_options")))
+    present = without_best_of({name: value for name, value in body.items() if value is not None})
+    ignored = Ignored(refuse_unsupported(present, HONOURED, UNSUPPORTED, ""))
+    messages = messages_of(required(present, "messages"), ignored)
+    ignored.add(unknown_options(present.get("stream_options")))
+    tools = tools_of(present, ignored)
     check_labels(present)
     most = _max_tokens(present)
     return ChatRequest(
@@ -65,9 +66,9 @@ def chat_request(body: Json) -> ChatRequest:
         max_tokens=most,
         min_tokens=min_tokens_of(present, most),
         top_logprobs=top_logprobs(present),
-        ignored=(*ignored, *more)[:MAX_IGNORED],
+        ignored=ignored.told(),
         messages=messages,
-        tools=tools_of(present),
+        tools=tools,
         continue_final_message=_continues(present, messages),
         template_kwargs=_template_kwargs(present.get("chat_template_kwargs")),
     )

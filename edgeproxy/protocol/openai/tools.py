@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from edgeproxy.protocol.openai.checks import Json, boolean, required, text, wrong_type
-from edgeproxy.protocol.openai.errors import ApiError, invalid
+from edgeproxy.protocol.openai.checks import Json, boolean, listed, required, text, wrong_type
+from edgeproxy.protocol.openai.errors import invalid
+from edgeproxy.protocol.openai.fields import Ignored
 
 MAX_TOOLS = 128
 MAX_NAME = 64
 MAX_DESCRIPTION = 1 << 14
 MODES = ("none", "auto", "required")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MEMBERS = frozenset({"name", "description", "parameters", "strict"})
 _NOTHING: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 """Of a function without parameters."""
 
@@ -58,9 +60,9 @@ class Tools:
         return self.mode == "required" or (bool(usable) and (not self.parallel or any(tool.strict for tool in usable)))
 
 
-def tools_of(present: Json) -> Tools:
+def tools_of(present: Json, ignored: Ignored) -> Tools:
     """Raises ApiError 400."""
-    given = _given(present.get("tools"))
+    given = _given(present.get("tools"), ignored)
     parallel = present.get("parallel_tool_calls") is None or boolean(present, "parallel_tool_calls")
     choice = present.get("tool_choice")
     if not given:
@@ -73,26 +75,24 @@ def tools_of(present: Json) -> Tools:
         raise invalid("'tools' has two functions of one name.", "tools", "invalid_value")
     if choice is None or choice in MODES:
         return Tools(given, choice or "auto", known, parallel)
-    return _chosen(choice, given, known, parallel)
+    return _chosen(choice, given, known, parallel, ignored)
 
 
-def _given(value: Any) -> tuple[Tool, ...]:
+def _given(value: Any, ignored: Ignored) -> tuple[Tool, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
         raise wrong_type("tools", "a list of tools", value)
     if len(value) > MAX_TOOLS:
         raise invalid(f"'tools' has more than {MAX_TOOLS} entries.", "tools", "array_above_max_length")
-    return tuple(_tool(item, f"tools[{index}]") for index, item in enumerate(value))
+    return tuple(_tool(item, f"tools[{index}]", ignored) for index, item in enumerate(value))
 
 
-def _tool(value: Any, where: str) -> Tool:
-    function = _function_of(value, where)
+def _tool(value: Any, where: str, ignored: Ignored) -> Tool:
+    function = _function_of(value, where, ignored)
     inside = f"{where}.function."
-    present = {name: item for name, item in function.items() if item is not None}
-    for name in present:
-        if name not in ("name", "description", "parameters", "strict"):
-            raise _unknown(inside + name)
+    present = {name: item for name, item in function.items() if item is not None and name in _MEMBERS}
+    ignored.add(inside + name for name, item in function.items() if item is not None and name not in _MEMBERS)
     if "description" in present and present["description"] != "":
         text(present["description"], inside + "description", MAX_DESCRIPTION)
     parameters = present.get("parameters", _NOTHING)
@@ -115,7 +115,7 @@ def tool_name(present: Json, inside: str) -> str:
     return name
 
 
-def _function_of(value: Any, where: str) -> Json:
+def _function_of(value: Any, where: str, ignored: Ignored) -> Json:
     if not isinstance(value, dict):
         raise wrong_type(where, "an object", value)
     if required(value, "type", f"{where}.") != "function":
@@ -123,34 +123,32 @@ def _function_of(value: Any, where: str) -> Json:
     function = required(value, "function", f"{where}.")
     if not isinstance(function, dict):
         raise wrong_type(f"{where}.function", "an object", function)
-    for name, item in value.items():
-        if name not in ("type", "function") and item is not None:
-            raise _unknown(f"{where}.{name}")
+    ignored.add(
+        f"{where}.{name}" for name, item in value.items() if name not in ("type", "function") and item is not None
+    )
     return function
 
 
-def _chosen(choice: Any, given: tuple[Tool, ...], known: frozenset[str], parallel: bool) -> Tools:
+def _chosen(choice: Any, given: tuple[Tool, ...], known: frozenset[str], parallel: bool, ignored: Ignored) -> Tools:
     """One function by name, or a part of all."""
     if not isinstance(choice, Mapping):
         raise invalid(f"'tool_choice' must be one of {', '.join(MODES)}, or an object.", "tool_choice", "invalid_value")
     if choice.get("type") == "allowed_tools":
-        return _allowed(choice.get("allowed_tools"), given, known, parallel)
-    name = _function_of(choice, "tool_choice").get("name")
+        return _allowed(choice.get("allowed_tools"), given, known, parallel, ignored)
+    name = _function_of(choice, "tool_choice", ignored).get("name")
     return Tools(given, "required", frozenset({_known(name, known, "tool_choice.function.name")}), parallel=False)
 
 
-def _allowed(value: Any, given: tuple[Tool, ...], known: frozenset[str], parallel: bool) -> Tools:
+def _allowed(value: Any, given: tuple[Tool, ...], known: frozenset[str], parallel: bool, ignored: Ignored) -> Tools:
     where = "tool_choice.allowed_tools"
     if not isinstance(value, dict):
         raise wrong_type(where, "an object", value)
     mode, tools = value.get("mode"), value.get("tools")
     if mode not in ("auto", "required"):
         raise invalid(f"'{where}.mode' must be auto or required.", f"{where}.mode", "invalid_value")
-    if not isinstance(tools, list) or not tools:
-        raise wrong_type(f"{where}.tools", "a list of tools", tools)
     names = [
-        _known(_function_of(tool, f"{where}.tools[{index}]").get("name"), known, f"{where}.tools[{index}]")
-        for index, tool in enumerate(tools)
+        _known(_function_of(tool, f"{where}.tools[{index}]", ignored).get("name"), known, f"{where}.tools[{index}]")
+        for index, tool in enumerate(listed(tools, f"{where}.tools", "a list of tools"))
     ]
     return Tools(given, mode, frozenset(names), parallel)
 
@@ -159,7 +157,3 @@ def _known(name: Any, known: frozenset[str], where: str) -> str:
     if not isinstance(name, str) or name not in known:
         raise invalid(f"'{where}' names no function of tools.", where, "invalid_value")
     return name
-
-
-def _unknown(where: str) -> ApiError:
-    return invalid(f"'{where}' is no field of a tool: leave it out.", where, "unsupported_parameter")

@@ -11,6 +11,9 @@ from engine.text.tools.json_call import JsonCall
 class CallsInJson(Parser):
     """A parser of a form whose calls are JSON objects: what it does between them is the form's own."""
 
+    marks = False
+    """Something that is no text stands before each call."""
+
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(names)
         self.held = ""
@@ -24,13 +27,13 @@ class CallsInJson(Parser):
             pass
         return events
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, cut: bool = False) -> list[Event]:
         events: list[Event] = []
-        cut = self._call is not None
+        within = self._call is not None
         if self._call is not None:
             events += self._call.finish()
-            self._end(self._call, events)
-        self.rest(cut, events)
+            self._end(self._call, [] if cut and self.marks else events)
+        self.rest(within, events, cut=cut)
         self.held = ""
         return events
 
@@ -47,8 +50,8 @@ class CallsInJson(Parser):
         """A call has ended. `refused`: the text that was none after all."""
 
     @abstractmethod
-    def rest(self, cut: bool, events: list[Event]) -> None:
-        """The answer has ended, `cut`: in the middle of a call."""
+    def rest(self, within: bool, events: list[Event], *, cut: bool) -> None:
+        """The answer has ended, `within` a call. `cut`: as of `finish`."""
 
     def _step(self, events: list[Event]) -> bool:
         if self._call is None:

@@ -40,8 +40,26 @@ class Parser(ABC):
     def push(self, text: str) -> list[Event]: ...
 
     @abstractmethod
-    def finish(self) -> list[Event]:
-        """The answer has ended: what was held back."""
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """The answer has ended: what was held back. `cut`: not by the model, so that a call may be left unfinished."""
+
+
+class CallsOnly(Parser):
+    """A parser of answers that are calls and nothing else: what of them is no call is a part of one that was cut."""
+
+    def __init__(self, inner: Parser) -> None:
+        super().__init__(inner.names)
+        self._inner = inner
+
+    def push(self, text: str) -> list[Event]:
+        return self._calls_of(self._inner.push(text))
+
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        return self._calls_of(self._inner.finish(cut=cut))
+
+    def _calls_of(self, events: list[Event]) -> list[Event]:
+        self.calls, self.ended = self._inner.calls, self._inner.ended
+        return [event for event in events if not isinstance(event, str)]
 
 
 def size_of(event: Event) -> int:

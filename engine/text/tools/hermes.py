@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.text.stop import overlap
+from engine.text.stop import overlap, without_begun
 from engine.text.tools.calls_in_json import CallsInJson
 from engine.text.tools.events import Event
 from engine.text.tools.marks import HERMES_CLOSE as CLOSE
@@ -11,6 +11,8 @@ from engine.text.tools.marks import HERMES_OPEN as OPEN
 
 class HermesParser(CallsInJson):
     """White space around calls is no text, and a closing tag may be missing."""
+
+    marks = True
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(names)
@@ -35,9 +37,9 @@ class HermesParser(CallsInJson):
         else:
             events.append(self._gap + OPEN + refused)
 
-    def rest(self, cut: bool, events: list[Event]) -> None:
-        if not cut and not self._closes:
-            events.append(self.held)
+    def rest(self, within: bool, events: list[Event], *, cut: bool) -> None:
+        if not within and not self._closes:
+            events.append(without_begun(self.held, OPEN) if cut else self.held)
 
     def _text(self, events: list[Event]) -> bool:
         before, tag, after = self.held.partition(OPEN)

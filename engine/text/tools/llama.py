@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.text.stop import without_begun
 from engine.text.tools.calls_in_json import CallsInJson
 from engine.text.tools.events import Event
 from engine.text.tools.marks import LLAMA_TAG as TAG
@@ -26,13 +27,16 @@ class LlamaJsonParser(CallsInJson):
             events.append(refused)
             self._text = True
 
-    def rest(self, cut: bool, events: list[Event]) -> None:
+    def rest(self, within: bool, events: list[Event], *, cut: bool) -> None:
         if self._text or not self.calls:
-            events.append(self.held)
+            events.append(without_begun(self.held, TAG) if cut and not self._text else self.held)
 
     def _begin(self) -> bool:
         """Before a call: the tag may come before the first, white space and semicolons before the others."""
         begins = self.held.lstrip(" \t\r\n;") if self.calls else self.held.lstrip().removeprefix(TAG).lstrip()
+        self.marks = self.marks or (not self.calls and self.held.lstrip().startswith(TAG))
+        if self.marks and not self.calls:
+            self.held = begins
         if not begins or (not self.calls and TAG.startswith(begins)):
             return False
         if begins[0] == "{":

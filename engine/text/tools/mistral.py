@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from engine.text.stop import overlap
+from engine.text.stop import overlap, without_begun
 from engine.text.tools.calls_in_json import CallsInJson
 from engine.text.tools.events import Arguments, CallStart, Event
 from engine.text.tools.json_call import ValueEnd
@@ -16,6 +16,8 @@ _NAMED: Final = re.compile(r"\s*([A-Za-z0-9_.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])
 
 
 class MistralParser(CallsInJson):
+    marks = True
+
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(names)
         self._in_list = False
@@ -34,13 +36,13 @@ class MistralParser(CallsInJson):
         if refused is not None:
             events.append(refused)
 
-    def rest(self, cut: bool, events: list[Event]) -> None:
-        if cut:
+    def rest(self, within: bool, events: list[Event], *, cut: bool) -> None:
+        if within or (cut and self._marked):
             return
         if self._marked and not self._in_list:
             events.append(MARK + self.held)
         elif self._arguments is None and not self._in_list:
-            events.append(self.held)
+            events.append(without_begun(self.held, MARK) if cut else self.held)
 
     def _text(self, events: list[Event]) -> bool:
         before, mark, after = self.held.partition(MARK)

@@ -8,7 +8,9 @@ from typing import Any, Final
 
 import orjson
 
+from engine.text.stop import without_begun
 from engine.text.tools.events import Arguments, CallStart, Event, Parser
+from engine.text.tools.marks import LLAMA_TAG as TAG
 
 MAX_CHARS: Final = 1 << 16
 """A longer list is text."""
@@ -17,7 +19,7 @@ _JSON_NAMES: Final = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser(Parser):
-    """An answer that begins otherwise is text to its end; a list is told when it is complete."""
+    """An answer that begins otherwise is text to its end; a list is told when it is complete. A tag may come before."""
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(names)
@@ -35,7 +37,9 @@ class PythonicParser(Parser):
             return [text]
         self._held += text
         begins = self._held.lstrip()
-        if not begins:
+        if not self._seen and begins.startswith(TAG):
+            self._held = begins = begins.removeprefix(TAG).lstrip()
+        if not begins or TAG.startswith(begins):
             return []
         end = None
         if begins[0] == "[":
@@ -46,9 +50,9 @@ class PythonicParser(Parser):
         held, self._held = self._held, ""
         return [held] if end is None else self._read(held[:end], held[end:])
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, cut: bool = False) -> list[Event]:
         held, self._held, self._text = self._held, "", True
-        return [held]
+        return [without_begun(held, TAG) if cut else held]
 
     def _list_end(self) -> int | None:
         for at in range(self._seen, min(len(self._held), MAX_CHARS)):

@@ -29,8 +29,8 @@ class Repeats(Parser):
     def push(self, text: str) -> list[Event]:
         return self._passed(self._inner.push(text))
 
-    def finish(self) -> list[Event]:
-        events = self._passed(self._inner.finish())
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        events = self._passed(self._inner.finish(cut=cut))
         return events if self.ended else events + self._released()
 
     def _passed(self, events: list[Event]) -> list[Event]:

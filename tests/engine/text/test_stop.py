@@ -50,3 +50,11 @@ def test_only_what_may_be_a_stop_string_is_held_back() -> None:
 
 def test_without_stop_strings_nothing_is_held() -> None:
     assert StopStrings(()).push("abc") == "abc"
+
+
+@given(st.lists(st.text("ab", max_size=3), max_size=8), STOPS)
+def test_where_it_is_told_the_text_ends_behind_the_stop_string(pieces: list[str], stops: list[str]) -> None:
+    text = "".join(pieces)
+    finder = StopStrings(stops, told=True)
+    shown = "".join(map(finder.push, pieces)) + finder.finish()
+    assert shown == text[: min((text.find(stop) + len(stop) for stop in stops if stop in text), default=len(text))]

@@ -110,9 +110,61 @@ def test_fields_that_nobody_defines_are_named_and_few() -> None:
         }
     )
     assert request.ignored[:2] == ("foo", "x0")
-    assert len(request.ignored) == 16
+    assert len(request.ignored) == 17
+    assert request.ignored[-1] == "and_87_more"
     few = chat_request({"model": "m", "messages": [{"role": "user", "content": "a", "weight": 1}], "foo": 1})
     assert few.ignored == ("foo", "messages[0].weight")
+
+
+def test_fields_that_nobody_defines_are_named_wherever_they_stand() -> None:
+    mark = {"type": "ephemeral"}
+    function = {"name": "f", "cache_control": mark}
+    call = {"id": "c", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}", "parsed": {}}}
+    request = chat_request(
+        body(
+            messages=[
+                {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": mark}]},
+                {"role": "assistant", "tool_calls": [{**call, "extra": 1}], "annotations": [{"type": "url_citation"}]},
+            ],
+            tools=[{"type": "function", "function": function, "cache_control": mark, "bar": 1}],
+            tool_choice={"type": "function", "function": {"name": "f"}, "why": "so"},
+            stream=True,
+            stream_options={"often": True},
+        )
+    )
+    assert request.ignored == (
+        "messages[0].content[0].cache_control",
+        "messages[1].annotations",
+        "messages[1].tool_calls[0].extra",
+        "messages[1].tool_calls[0].function.parsed",
+        "stream_options.often",
+        "tools[0].cache_control",
+        "tools[0].bar",
+        "tools[0].function.cache_control",
+        "tool_choice.why",
+    )
+    assert request.tools.callable[0].view == {"type": "function", "function": {"name": "f"}}
+
+
+def test_answers_are_taken_as_clients_send_them_back() -> None:
+    sent = [
+        {"role": "assistant", "content": "Paris.", "reasoning_content": "France, so", "refusal": None, "audio": None},
+        {"role": "assistant", "content": None, "refusal": "I cannot."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}, {"type": "text", "text": "Sorry."}]},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "", "refusal": "", "annotations": None},
+    ]
+    messages = chat_request(body(messages=sent)).messages
+    assert [message.content for message in messages] == ["Paris.", "I cannot.", "No.\nSorry.", "Yes."]
+    assert messages[0].view() == {"role": "assistant", "content": "Paris.", "reasoning_content": "France, so"}
+    assert "reasoning_content" not in messages[3].view()
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "refusal"])
+def test_only_answers_have_what_answers_have(field: str) -> None:
+    assert refused(messages=[{"role": "user", "content": "a", field: "b"}]).param == f"messages[0].{field}"
+    assert refused(messages=[{"role": "assistant", "content": "a", field: 5}]).param == f"messages[0].{field}"
+    part = [{"type": "refusal", "refusal": "no"}]
+    assert refused(messages=[{"role": "user", "content": part}]).param == "messages[0].content[0]"
 
 
 WRONG: list[tuple[str, Any, str, str | None]] = [
@@ -129,7 +181,7 @@ WRONG: list[tuple[str, Any, str, str | None]] = [
     ("messages", [{"role": ["user"], "content": "a"}], "messages[0].role", "invalid_value"),
     ("messages", [{"role": "user"}], "messages[0].content", "missing_required_parameter"),
     ("messages", [{"role": "user", "content": 5}], "messages[0].content", "invalid_type"),
-    ("messages", [{"role": "user", "content": []}], "messages[0].content", "invalid_type"),
+    ("messages", [{"role": "user", "content": []}], "messages[0].content", "empty_array"),
     ("messages", [{"role": "user", "content": ["a"]}], "messages[0].content[0]", "invalid_type"),
     ("messages", [{"role": "user", "content": [{"text": "a"}]}], "messages[0].content[0].type", None),
     ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", None),
@@ -164,7 +216,7 @@ WRONG: list[tuple[str, Any, str, str | None]] = [
     ("response_format", {"type": "json_schema"}, "response_format.json_schema", "missing_required_parameter"),
     ("response_format", {"type": "json_schema", "json_schema": {}}, "response_format.json_schema.name", None),
     ("structured_outputs", {"regex": "a", "choice": ["b"]}, "structured_outputs", "invalid_value"),
-    ("structured_outputs", {"choice": []}, "structured_outputs.choice", "invalid_type"),
+    ("structured_outputs", {"choice": []}, "structured_outputs.choice", "empty_array"),
     ("guided_json", "{", "guided_json", "invalid_value"),
     ("guided_regex", "", "guided_regex", "empty_string"),
     ("n", 0, "n", "integer_below_min_value"),
@@ -183,7 +235,8 @@ WRONG: list[tuple[str, Any, str, str | None]] = [
     ("max_tokens", True, "max_tokens", "invalid_type"),
     ("max_tokens", 1.5, "max_tokens", "invalid_type"),
     ("max_tokens", 10**18, "max_tokens", "integer_above_max_value"),
-    ("max_tokens", 1e300, "max_tokens", "invalid_type"),
+    ("max_tokens", 1e300, "max_tokens", "integer_above_max_value"),
+    ("max_tokens", float("inf"), "max_tokens", "invalid_type"),
     ("max_completion_tokens", -1, "max_completion_tokens", "integer_below_min_value"),
     ("stop", 5, "stop", "invalid_type"),
     ("stop", "", "stop", "empty_string"),
@@ -192,6 +245,7 @@ WRONG: list[tuple[str, Any, str, str | None]] = [
     ("stop", ["a"] * 5, "stop", "array_above_max_length"),
     ("stop", "a" * 257, "stop", "string_above_max_length"),
     ("seed", 2**63, "seed", "integer_above_max_value"),
+    ("seed", float(2**70), "seed", "integer_above_max_value"),
     ("seed", "1", "seed", "invalid_type"),
     ("temperature", -0.1, "temperature", "decimal_below_min_value"),
     ("temperature", 2.1, "temperature", "decimal_above_max_value"),

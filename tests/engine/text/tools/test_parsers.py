@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.text.tools.events import Arguments, CallStart, Event, Parser, joined, size_of, without
+from engine.text.tools.events import Arguments, CallsOnly, CallStart, Event, Parser, joined, size_of, without
 from engine.text.tools.hermes import HermesParser
 from engine.text.tools.llama import LlamaJsonParser
 from engine.text.tools.mistral import MistralParser
@@ -139,6 +139,7 @@ F = {"name": "f", "arguments": {}}
         (LlamaJsonParser, f"<|python_tag|>{json.dumps(WEATHER)};{json.dumps(F)}"),
         (MistralParser, f"[TOOL_CALLS][{json.dumps(WEATHER)}, {json.dumps(F)}]"),
         (MistralParser, "[TOOL_CALLS]get_weather[ARGS]" + json.dumps(WEATHER["arguments"]) + "[TOOL_CALLS]f{}"),
+        (PythonicParser, "<|python_tag|>[get_weather(city='Köln', when=('now', '</tool_call>')), f()]"),
         (PythonicParser, "[get_weather(city='Köln', when=[\"now\", '</tool_call>']), f()]"),
     ],
 )
@@ -169,6 +170,40 @@ def test_what_is_no_call_is_text(make: Make, answer: str) -> None:
     events = read(make, [answer])
     assert calls(events) == []
     assert texts(events) == answer
+
+
+CUT = [
+    (HermesParser, "I look it up.\n", f"<tool_call>\n{json.dumps(WEATHER)}\n</tool_call>\n<tool_call>{json.dumps(F)}"),
+    (MistralParser, "I look it up.", f"[TOOL_CALLS][{json.dumps(WEATHER)}, {json.dumps(F)}]"),
+    (MistralParser, "", "[TOOL_CALLS]get_weather[ARGS]" + json.dumps(WEATHER["arguments"]) + "[TOOL_CALLS]f[ARGS]{}"),
+    (LlamaJsonParser, "", f"<|python_tag|>{json.dumps(WEATHER)}; {json.dumps(F)}"),
+]
+LISTED = "[get_weather(city='Köln'), f()]"
+
+
+@pytest.mark.parametrize(("make", "before", "answer"), CUT)
+def test_wherever_an_answer_is_cut_no_part_of_a_mark_is_text(make: Make, before: str, answer: str) -> None:
+    for at in range(len(answer)):
+        parser = make(NAMES)
+        told = texts(joined([*parser.push(before + answer[:at]), *parser.finish(cut=True)]))
+        assert told.rstrip() == before.rstrip()
+
+
+def test_a_list_that_is_cut_is_text_without_the_tag_before_it() -> None:
+    for at in range(len(LISTED)):
+        for answer in (f"<|python_tag|>{LISTED[:at]}", "<|python_tag|>"[: at + 1]):
+            parser = PythonicParser(NAMES)
+            assert LISTED.startswith(texts([*parser.push(answer), *parser.finish(cut=True)]))
+
+
+@pytest.mark.parametrize(
+    ("make", "answer"),
+    [*((make, answer) for make, _, answer in CUT), (PythonicParser, LISTED), (LlamaJsonParser, "{}")],
+)
+def test_of_an_answer_that_must_be_calls_nothing_is_text(make: Make, answer: str) -> None:
+    for at in range(len(answer) + 1):
+        parser = CallsOnly(make(NAMES))
+        assert texts([*parser.push(answer[:at]), *parser.finish(cut=at < len(answer))]) == ""
 
 
 def test_text_around_calls_is_kept() -> None:
