@@ -20,6 +20,7 @@ from edgeproxy.gateway.course import Course
 from edgeproxy.gateway.paths import CHAT_PATH, ROUTED
 from edgeproxy.gateway.relay import Relay
 from edgeproxy.gateway.route import Router
+from edgeproxy.gateway.stages import Stages
 from edgeproxy.gateway.timings import asked
 from edgeproxy.gateway.watch import ClientGone, Message, Receive, Send, Watch
 from edgeproxy.observe.log import Log
@@ -65,7 +66,8 @@ class Gateway:
         self._fleet = fleet
         self._salts = fleet.salts
         self._router = Router(fleet, rng)
-        self._course = Course(self._router, Relay(limits, account.metrics), budget_s, budgets, fallbacks)
+        self._stages = Stages()
+        self._course = Course(self._router, Relay(limits, account.metrics, self._stages), budget_s, budgets, fallbacks)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,9 +80,11 @@ class Gateway:
             known = ingress(scope)
             call = _open(identity, known)
             call.path = scope["path"].encode("ascii")
+            self._stages.under_way += 1
             try:
                 await self._guarded(self._chat(scope, known, receive, answer, call), answer, call)
             finally:
+                self._stages.under_way -= 1
                 answer.close()
                 call.status, call.handed_at = answer.status or CLIENT_CLOSED, answer.handed_at
                 self._account.close(call, monotonic())
@@ -125,6 +129,7 @@ class Gateway:
         with Watch(known, receive, answer.is_ended):
             if request.stream:
                 answer.hold(self._limits.hold_headers_s)
+            await self._stages.pause()
             await self._course.run(plan, request, tenant, self._to_node(fields, call), answer, call)
 
     def _to_node(self, fields: Fields, call: Call) -> Headers:

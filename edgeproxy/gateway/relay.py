@@ -20,6 +20,7 @@ from edgeproxy.gateway.pump import Broken, Pump, Quiet
 from edgeproxy.gateway.race import Race
 from edgeproxy.gateway.refusal import fitting_tokens, of_itself_alone
 from edgeproxy.gateway.resume import go_on, go_on_from_text, may_leave
+from edgeproxy.gateway.stages import Stages
 from edgeproxy.gateway.timings import Timings
 from edgeproxy.gateway.transcript import Transcript
 from edgeproxy.gateway.visit import Visit
@@ -70,9 +71,10 @@ class Request:
 class Relay:
     """Between the nodes and one client: retries while nothing has been said, and has the stream gone on with after."""
 
-    def __init__(self, limits: GatewayLimits, metrics: Metrics) -> None:
+    def __init__(self, limits: GatewayLimits, metrics: Metrics, stages: Stages) -> None:
         self._limits = limits
         self._metrics = metrics
+        self._stages = stages
         self._hedging = Hedging(limits.hedge_share)
 
     async def run(self, nodes: Iterator[Node], request: Request, answer: Answer, call: Call) -> Whole | None:
@@ -135,6 +137,7 @@ class Relay:
 
     async def _attempt(self, node: Node, request: Request, body: bytes, call: Call) -> Whole | Begun:
         """Raises Failed, which the node's breaker and the metrics then know of."""
+        await self._stages.pause()
         node.breaker.started(monotonic())
         try:
             outcome = await attempt(node, _fields(node, request.headers, call), body, call, self._limits)
@@ -152,6 +155,7 @@ class Relay:
     ) -> None:
         answer.fields += call.disclosure()
         if isinstance(outcome, Whole):
+            await self._stages.pause()
             if outcome.status == 200:
                 visit.served()
                 if call.timings:
