@@ -128,6 +128,8 @@ class RegionConfig:
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
     body_bytes: int = 8 * 2**20
+    bodies_bytes: int = 512 * 2**20
+    """Of all request bodies above 64 KiB together, to the end of their answers; one tenant (or address) has half."""
     hold_headers_s: float = 10.0
     """Response headers wait this long for the first content before 200 is sent with keep-alive comments."""
     attempts: int = 3

@@ -118,6 +118,7 @@ def _tls(node: Place, folder: Path) -> Tls:
 def _limits(node: Place) -> GatewayLimits:
     readers: dict[str, Callable[[Place], Any]] = {
         "body_bytes": lambda n: n.count(1024, 2**30),
+        "bodies_bytes": lambda n: n.count(2**20, 2**40),
         "hold_headers_s": lambda n: n.number(0.1, 600),
         "attempts": lambda n: n.count(1, 16),
         "first_byte_s": lambda n: n.number(0.1, 3600),

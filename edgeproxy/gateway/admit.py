@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from edgeproxy.access.tenants import Tenant
+from edgeproxy.gateway.bodies import Room
 from edgeproxy.gateway.watch import ClientGone, Receive
 from edgeproxy.protocol.node.request import BUDGET_HEADER, MAX_PRIORITY, POLICY_HEADER, Terms, budget_ms, strict
 from edgeproxy.protocol.openai.errors import ApiError, invalid
@@ -67,8 +68,8 @@ def may_see_details(scope: Scope, fields: Fields, tenant: Tenant) -> bool:
     return local and not any(name in fields for name in _FORWARDED)
 
 
-async def read_chat(fields: Fields, receive: Receive, limit: int) -> ChatRequest:
-    """Raises ApiError (400, 413, 415) and ClientGone."""
+async def read_chat(fields: Fields, receive: Receive, limit: int, room: Room) -> ChatRequest:
+    """Raises ApiError (400, 413, 415, 503) and ClientGone."""
     kind = fields.get(b"content-type")
     if kind != b"application/json" and media_type(kind) != b"application/json":
         raise ApiError(415, "the body must be JSON; send `Content-Type: application/json`", "unsupported_media_type")
@@ -80,9 +81,11 @@ async def read_chat(fields: Fields, receive: Receive, limit: int) -> ChatRequest
             headers=((b"accept-encoding", b"identity"),),  # RFC 9110 section 15.5.16
         )
     length = fields.get(b"content-length")
-    if length is not None and length.isdigit() and (len(length) > 15 or int(length) > limit):
-        raise _too_large(limit)
-    return parse_chat(await _read(receive, limit))
+    if length is not None and length.isdigit():
+        if len(length) > 15 or int(length) > limit:
+            raise _too_large(limit)
+        room.cover(int(length))
+    return parse_chat(await _read(receive, limit, room))
 
 
 def parse_chat(body: bytes) -> ChatRequest:
@@ -166,7 +169,7 @@ def _session(value: dict[str, Any]) -> bytes | None:
     return None
 
 
-async def _read(receive: Receive, limit: int) -> bytes:
+async def _read(receive: Receive, limit: int, room: Room) -> bytes:
     pieces: list[bytes] = []
     size, more = 0, True
     while more:
@@ -177,6 +180,7 @@ async def _read(receive: Receive, limit: int) -> bytes:
         size += len(pieces[-1])
         if size > limit:
             raise _too_large(limit)
+        room.cover(size)
         more = message.get("more_body", False)
     return b"".join(pieces) if len(pieces) > 1 else pieces[0]
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from edgeproxy.access.keys import Keys
 from edgeproxy.access.origin import HostCheck
-from edgeproxy.access.tenants import Tenant
+from edgeproxy.access.tenants import ANONYMOUS, Tenant
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import UNKNOWN_MODEL, Account, Call
-from edgeproxy.gateway.admit import Fields, may_see_details, read_chat, request_id, terms
+from edgeproxy.gateway.admit import ChatRequest, Fields, may_see_details, read_chat, request_id, terms
 from edgeproxy.gateway.answer import Answer, whole
+from edgeproxy.gateway.bodies import Bodies
 from edgeproxy.gateway.controls import controls, fields_of
 from edgeproxy.gateway.course import Course
 from edgeproxy.gateway.paths import CHAT_PATH, ROUTED
@@ -29,6 +30,7 @@ from edgeproxy.protocol.openai.headers import Headers, to_node
 from edgeproxy.protocol.trace_context import FIELD as TRACEPARENT
 from edgeproxy.upstream.node import Fleet
 from edgeproxy.wire.ingress import Ingress, ingress
+from edgeproxy.wire.quota import address_key
 
 Scope = MutableMapping[str, Any]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -65,6 +67,7 @@ class Gateway:
         self._rng = rng
         self._fleet = fleet
         self._salts = fleet.salts
+        self._bodies = Bodies(limits.bodies_bytes)
         self._router = Router(fleet, rng)
         self._stages = Stages()
         self._course = Course(self._router, Relay(limits, account.metrics, self._stages), budget_s, budgets, fallbacks)
@@ -86,7 +89,11 @@ class Gateway:
             finally:
                 self._stages.under_way -= 1
                 answer.close()
-                call.status, call.handed_at = answer.status or CLIENT_CLOSED, answer.handed_at
+                refused = None if known is None else known.refused
+                call.status = answer.status or (CLIENT_CLOSED if refused is None else refused.status)
+                call.handed_at = answer.handed_at
+                if refused is not None:
+                    call.client_gone, call.code = False, refused.code
                 self._account.close(call, monotonic())
         else:
             await self._guarded(self._other(scope, receive, answer), answer, None)
@@ -121,7 +128,20 @@ class Gateway:
         tenant = self._keys.tenant(fields.get(b"authorization"))
         call.tenant = tenant.name
         call.disclose = may_see_details(scope, fields, tenant)
-        request = await read_chat(fields, receive, self._limits.body_bytes)
+        with self._bodies.room(_client(tenant, scope)) as room:
+            request = await read_chat(fields, receive, self._limits.body_bytes, room)
+            await self._serve(request, tenant, fields, known, receive, answer, call)
+
+    async def _serve(
+        self,
+        request: ChatRequest,
+        tenant: Tenant,
+        fields: Fields,
+        known: Ingress | None,
+        receive: Receive,
+        answer: Answer,
+        call: Call,
+    ) -> None:
         call.stream, call.model = request.stream, self._router.label(request.model) or UNKNOWN_MODEL
         call.timings = asked(fields, call.disclose, request.stream, request.counted)
         call.to_native = terms(tenant, self._salts.of(tenant.name), request.priority, fields).encode()
@@ -158,6 +178,12 @@ class Gateway:
                 "at": [f"{place.filename.rpartition('/')[2]}:{place.lineno} {place.name}" for place in places],
             }
         )
+
+
+def _client(tenant: Tenant, scope: Scope) -> str:
+    """Who shares one part of what is bounded for all: a tenant, or an address where there are none."""
+    client = scope.get("client")
+    return tenant.name if tenant is not ANONYMOUS or client is None else address_key(client[0])
 
 
 def _open(identity: bytes, known: Ingress | None) -> Call:

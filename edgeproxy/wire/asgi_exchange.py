@@ -64,7 +64,7 @@ class AsgiExchange(ABC):
 
     def start(self) -> None:
         self._task = self._ingress.task = self._service.loop.create_task(self._run())
-        self._service.tasks.add(self._task)
+        self._service.tasks[self._task] = self._ingress
 
     def lose(self) -> None:
         """Nobody reads the answer any more: `receive` says so, `send` raises, and in the end the task is cancelled."""
@@ -99,7 +99,7 @@ class AsgiExchange(ABC):
             self._judge(failure)
         finally:
             assert self._task is not None
-            self._service.tasks.discard(self._task)
+            self._service.tasks.pop(self._task, None)
             self._task = None
             if self._grace is not None:
                 self._grace.cancel()

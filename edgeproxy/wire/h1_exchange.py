@@ -72,6 +72,7 @@ class Exchange(AsgiExchange):
             self._wake_reader()
 
     def refuse(self, error: ApiError) -> None:
+        self._ingress.refused = error
         framing = self._framing
         self.lose()
         if framing is None:

@@ -161,7 +161,11 @@ class RequestParser:
             self._host = value
         elif name == b"transfer-encoding":
             if value.lower() != b"chunked":
-                raise ApiError(501, "The request's transfer-encoding is not supported; send chunked or a length.")
+                raise ApiError(
+                    501,
+                    "The request's transfer-encoding is not supported; send chunked or a length.",
+                    "unsupported_transfer_coding",
+                )
             self._framing, self._chunked = b"transfer-encoding: chunked\r\n", True
         elif name == b"content-length":
             if int(value) > self._limits.body_bytes:
@@ -174,7 +178,7 @@ class RequestParser:
         if version not in ("1.1", "1.0"):
             raise _version_refused()
         if method == "CONNECT":
-            raise ApiError(501, "CONNECT is not supported; this is no forward proxy.")
+            raise ApiError(501, "CONNECT is not supported; this is no forward proxy.", "unsupported_method")
         if version == "1.0":
             self._expects_continue = False
             if self._chunked:

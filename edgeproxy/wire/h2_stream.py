@@ -131,6 +131,7 @@ class Stream(AsgiExchange):
         self._end()
 
     def refuse(self, error: ApiError) -> None:
+        self._ingress.refused = error
         super().lose()
         if self._started:
             self._reset(ErrorCodes.INTERNAL_ERROR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -26,6 +27,8 @@ from edgeproxy.wire.tls import TlsError
 _log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
+UNWIND_S = 1.0
+"""How long answers that a drain cuts off may take to say so."""
 
 
 class QuicListener:
@@ -102,6 +105,11 @@ class QuicListener:
                 await self._endpoint.empty()
         except TimeoutError:
             _log.warning("HTTP/3: %d connections were still open after %g s", self.connections, timeout_s)
+            if self._service.stoppable:
+                self._service.stop()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(UNWIND_S):
+                        await self._endpoint.empty()
         tasks = list(self._service.tasks)
         self.close()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -96,6 +96,7 @@ class Request(AsgiExchange):
         self._carrier.wake()
 
     def refuse(self, error: ApiError) -> None:
+        self._ingress.refused = error
         if self._started:
             self.reset(ErrorCode.H3_INTERNAL_ERROR)
             return

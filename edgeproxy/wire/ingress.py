@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import Callable, MutableMapping
 from typing import Any, Literal
 
+from edgeproxy.protocol.openai.errors import ApiError
+
 Scope = MutableMapping[str, Any]
 SCOPE_KEY = "edgeproxy"
 """`scope["extensions"][SCOPE_KEY]` holds the request's Ingress."""
 
 
 class Ingress:
-    """One request's. The listener fills it; the application may set `on_gone` and `request_id`."""
+    """One request's. The listener fills it; the application may set `on_gone`, `on_stop` and `request_id`."""
 
-    __slots__ = ("first_byte", "gone", "on_gone", "protocol", "request_id", "rtt", "task")
+    __slots__ = ("first_byte", "gone", "on_gone", "on_stop", "protocol", "refused", "request_id", "rtt", "task")
 
     def __init__(self, protocol: Literal["h1", "h2", "h3"], first_byte: float, rtt: Callable[[], float | None]) -> None:
         self.protocol = protocol
@@ -27,6 +29,10 @@ class Ingress:
         """Nobody waits for the rest of the answer: what `http.disconnect` says, without a task that waits for it."""
         self.on_gone: Callable[[], None] | None = None
         """Called at the moment in which `gone` becomes true; no more once the answer is complete."""
+        self.on_stop: Callable[[], None] | None = None
+        """Called when a drain has waited long enough: the answer is to end now, while somebody can still be told."""
+        self.refused: ApiError | None = None
+        """What the listener itself has answered, or would have, had the answer not begun."""
         self.request_id: bytes | None = None
         """By which the application knows the request: errors that the listener answers in its place carry it too."""
         self.task: asyncio.Task[None] | None = None

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from email.utils import formatdate
 from typing import Any, Protocol
 
-from edgeproxy.wire.ingress import Scope
+from edgeproxy.wire.ingress import Ingress, Scope
 from edgeproxy.wire.limits import Limits
 
 Message = MutableMapping[str, Any]
@@ -53,12 +53,23 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
         """Each adds itself when it is made and removes itself when it is lost."""
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: dict[asyncio.Task[None], Ingress] = {}
         """Running application calls; the loop itself holds tasks only weakly."""
         self.draining = False
         self._alt_svc = alt_svc
         self._date = b""
         self._date_at = 0
+
+    def stop(self) -> None:
+        """Asks applications to end their answers now."""
+        for ingress in tuple(self.tasks.values()):
+            if ingress.on_stop is not None:
+                ingress.on_stop()
+
+    @property
+    def stoppable(self) -> bool:
+        """Some application would hear of `stop`."""
+        return any(ingress.on_stop is not None for ingress in self.tasks.values())
 
     def date(self) -> bytes:
         """An IMF-fixdate (RFC 9110 section 5.6.7), formatted once a second."""

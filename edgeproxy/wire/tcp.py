@@ -114,6 +114,9 @@ class TcpListener:
         if self._quota.total:
             self._emptied = self._loop.create_future()
             await asyncio.wait([self._emptied], timeout=timeout_s)
+            if self._service.stoppable:
+                self._service.stop()
+                await asyncio.wait([self._emptied], timeout=_UNWIND_S)
         tasks = self._service.tasks
         if tasks:
             await asyncio.wait(tuple(tasks), timeout=max(0.0, deadline - self._loop.time()))

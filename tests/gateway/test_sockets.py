@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import openai
+import orjson
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from edgeproxy.config import Address
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.tcp import TcpListener
-from tests.gateway.drive import Edge, edge
+from tests.gateway.drive import Edge, chat, edge
+from tests.wire.raw import PATIENCE_S, RawClient
 
 ASKED: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hello"}]
 TEXT = "Hello, wörld 🌍"
 
 
 @asynccontextmanager
-async def listening(folder: Path) -> AsyncIterator[tuple[Edge, int]]:
+async def listener_of(folder: Path) -> AsyncIterator[tuple[Edge, TcpListener]]:
     async with edge(folder) as e:
         listener = TcpListener(e.app, Limits(), ssl=None, alt_svc=lambda: None, state={})
         await listener.start(Address("127.0.0.1", 0))
         try:
-            yield e, listener.port
+            yield e, listener
         finally:
             await listener.drain(5.0)
+
+
+@asynccontextmanager
+async def listening(folder: Path) -> AsyncIterator[tuple[Edge, int]]:
+    async with listener_of(folder) as (e, listener):
+        yield e, listener.port
 
 
 @asynccontextmanager
@@ -101,3 +110,55 @@ async def test_client_that_hangs_up_before_the_first_token_frees_the_node(
         await e.near.until(lambda: e.near.abandoned == [model])
         assert e.in_flight == 0
         assert not reader.at_eof() or not await reader.read()
+
+
+POST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
+
+
+async def test_a_stream_that_a_drain_cuts_off_says_so_and_its_client_has_not_left(tmp_path: Path) -> None:
+    async with listener_of(tmp_path) as (e, listener):
+        body = orjson.dumps(chat("stall-after-3", stream=True))
+        client = await RawClient.connect(listener.port)
+        await client.send(POST % len(body) + body)
+        status, _ = await client.read_head()
+        seen = await client.read_chunk()
+        await listener.drain(0)
+        while piece := await client.read_chunk():  # to the proper end of the body
+            seen += piece
+        last = orjson.loads(seen.rstrip().rpartition(b"data: ")[2])
+        assert (status, last["error"]["code"]) == (200, "proxy_stopping")
+        await client.close()
+        (record,) = e.lines.requests
+        assert (record["status"], record["code"], record["client_gone"]) == (200, "proxy_stopping", False)
+        assert e.in_flight == 0
+
+
+async def test_an_answer_that_had_not_begun_when_a_drain_ended_is_503(tmp_path: Path) -> None:
+    async with listener_of(tmp_path) as (e, listener):
+        body = orjson.dumps(chat("slow"))
+        client = await RawClient.connect(listener.port)
+        await client.send(POST % len(body) + body)
+        async with asyncio.timeout(PATIENCE_S):
+            while not e.near.chats:  # noqa: ASYNC110 - a list, not an event
+                await asyncio.sleep(0.001)
+        await listener.drain(0)
+        reply = await client.answer()
+        assert (reply.status, reply.error()["code"], reply["retry-after"]) == (503, "proxy_stopping", "1")
+        await client.close()
+
+
+async def test_a_body_that_does_not_come_is_logged_as_what_it_was_answered(tmp_path: Path) -> None:
+    async with listener_of(tmp_path) as (e, listener):
+        client = await RawClient.connect(listener.port)
+        await client.send(POST % 100 + b"{")
+        async with asyncio.timeout(PATIENCE_S):
+            while not listener._service.tasks:  # noqa: ASYNC110 - a collection, not an event
+                await asyncio.sleep(0.001)
+        listener.sweep(time.monotonic() + 1000)
+        assert (await client.answer()).status == 408
+        (record,) = e.lines.requests
+        assert (record["status"], record["code"], record["client_gone"]) == (408, "request_timeout", False)
+        await client.close()

@@ -1,0 +1,87 @@
+"""What the bodies of all requests take together: one limit for everybody, and at most half of it for one client."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from edgeproxy.protocol.openai.errors import ApiError
+
+FREE_BYTES = 64 * 2**10
+"""A body up to this size is let in uncounted: the number of connections bounds those."""
+_WORTH_TRIMMING_BYTES = 64 * 2**20
+_TRIM_AFTER_S = 1.0
+
+
+class Bodies:
+    """Counts from the moment in which a length is announced, so that bodies which have begun can also end."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_client: Counter[str] = Counter()
+        self.held = 0
+        self._freed = 0
+
+    @contextmanager
+    def room(self, client: str) -> Iterator[Room]:
+        room = Room(self, client)
+        try:
+            yield room
+        finally:
+            self._give_back(client, room.size)
+
+    def take(self, client: str, size: int) -> None:
+        """Raises ApiError 503."""
+        if self.held + size > self._most or self._by_client[client] + size > self._most // 2:
+            raise ApiError(
+                503,
+                "the requests under way are too long together for one more of this length; try again",
+                "too_many_bytes",
+                headers=((b"retry-after", b"1"),),
+            )
+        self.held += size
+        self._by_client[client] += size
+
+    def _give_back(self, client: str, size: int) -> None:
+        self.held -= size
+        self._by_client[client] -= size
+        if not self._by_client[client]:
+            del self._by_client[client]
+        self._freed += size
+        if self._freed >= _WORTH_TRIMMING_BYTES:
+            self._freed = 0
+            loop = asyncio.get_running_loop()
+            loop.call_later(_TRIM_AFTER_S, loop.run_in_executor, None, trim)
+
+
+class Room:
+    """One request's."""
+
+    def __init__(self, bodies: Bodies, client: str) -> None:
+        self._bodies = bodies
+        self._client = client
+        self.size = 0
+
+    def cover(self, size: int) -> None:
+        """The body has, or will have, so many bytes. Raises ApiError 503."""
+        more = size - self.size
+        if size > FREE_BYTES and more > 0:
+            self._bodies.take(self._client, more)
+            self.size = size
+
+
+def trim() -> None:
+    """Gives freed memory back to the system; the C library keeps most of it otherwise."""
+    release = _malloc_trim()
+    if release is not None:
+        release(0)
+
+
+@functools.cache
+def _malloc_trim() -> ctypes._NamedFuncPointer | None:
+    """glibc's; other C libraries have none, and keep less."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
