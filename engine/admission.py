@@ -52,10 +52,11 @@ def check_fits(prompt: int, max_tokens: int, limits: Limits, where: str = "promp
     if prompt + max_tokens <= most:
         return
     fits = max(0, most - prompt)
+    why = "as many as its KV pool" if limits.blocks * BLOCK_TOKENS <= limits.context else "the model's context"
     remedy = f"lower max_tokens to {fits}" if fits else f"shorten '{where}' below {most} tokens"
     raise ApiError(
         400,
-        f"This node holds {most} tokens per request, but {prompt + max_tokens} were asked for "
+        f"This node takes {most} tokens per request ({why}), but {prompt + max_tokens} were asked for "
         f"({prompt} in '{where}', {max_tokens} for the completion): {remedy}.",
         code="context_length_exceeded",
         param="max_tokens" if fits else where,

@@ -21,6 +21,8 @@ TILE = 12
 """Tokens that the kernels multiply at a time: a part of a tile takes nearly as long, but for its attention."""
 LEAST_CHUNK = TILE // 2
 """Tokens of prefill a step, however slow they are."""
+LEAST_LONE = TILE
+"""The same where nobody streams."""
 LAST = 1.5
 """So many times its share a chunk may take that ends a prompt: a step for the rest would be dearer."""
 DECAY = 0.97
@@ -108,12 +110,12 @@ class PrefillCost:
 class Chunks:
     """Of one plan: how many tokens each prompt gets of it, one after the other."""
 
-    def __init__(self, cost: PrefillCost, seconds: float, tokens: int) -> None:
-        """seconds, tokens: that the plan has room for, about and at most."""
+    def __init__(self, cost: PrefillCost, seconds: float, tokens: int, least: int = LEAST_CHUNK) -> None:
+        """seconds, tokens: that the plan has room for, about and at most. least: that its first chunk has anyway."""
         self._cost = cost
         self._tokens = tokens
         self._left_s = seconds
-        self._least = LEAST_CHUNK
+        self._least = least
 
     @property
     def spent(self) -> bool:

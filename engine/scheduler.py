@@ -17,7 +17,7 @@ from edgeproxy.protocol.node.blocks import BlockChange
 from edgeproxy.protocol.openai.errors import ApiError
 from engine import jump
 from engine.admission import Admission, Mode
-from engine.chunks import LONE_QUANTA, QUANTA, QUANTUM_S, Chunks
+from engine.chunks import LEAST_CHUNK, LEAST_LONE, LONE_QUANTA, QUANTA, QUANTUM_S, Chunks
 from engine.due import DueMasks
 from engine.executor.base import Limits
 from engine.fairness import Shares
@@ -266,7 +266,8 @@ class Scheduler:
         lone = not rows and not passes  # who is passed by a longer one is to wait no longer than beside streams
         quanta = 1 if self.rehearsing else LONE_QUANTA if lone else min(len(prompts), QUANTA)
         room = self._limits.step_tokens - sum(row.count for row in rows)
-        chunks = Chunks(self._gauges.prefill_cost, quanta * self._quantum_s, room)
+        least = LEAST_LONE if lone and not self.rehearsing else LEAST_CHUNK
+        chunks = Chunks(self._gauges.prefill_cost, quanta * self._quantum_s, room, least)
         loading = False
         for sequence in prompts:
             if chunks.spent:

@@ -65,10 +65,15 @@ class BlockStore:
         """
         self.path = path
         self._block_bytes = block_bytes
-        self._count = min((nbytes - _HEADER_BYTES) // (block_bytes + _ENTRY.size), MOST_RECORDS)
+        room = (nbytes - _HEADER_BYTES) // (block_bytes + _ENTRY.size)
+        self._count = min(room, MOST_RECORDS)
         if self._count < 1:
             least = _HEADER_BYTES + _ENTRY.size + block_bytes
             raise StoreError(f"a KV store of {nbytes} bytes holds no block: --kv-store-size must be at least {least}")
+        if room > MOST_RECORDS:
+            logger.warning(
+                "%s: %d blocks are the most of one file: %d bytes of it are used", path, self._count, self._end
+            )
         self._header = _header(block_bytes, self._count, numerics)
         self._index: OrderedDict[bytes, _Record] = OrderedDict()
         """By use, the next to give way first."""
@@ -189,6 +194,10 @@ class BlockStore:
     def _place(self, index: int) -> int:
         return _HEADER_BYTES + self._count * _ENTRY.size + index * self._block_bytes
 
+    @property
+    def _end(self) -> int:
+        return self._place(self._count)
+
     def _read(self) -> None:
         """Raises OSError and StoreError."""
         size = os.fstat(self._fd).st_size
@@ -200,7 +209,7 @@ class BlockStore:
         if header != self._header:
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, self._header, 0)
-        os.ftruncate(self._fd, self._place(self._count))
+        os.ftruncate(self._fd, self._end)
         table = os.pread(self._fd, self._count * _ENTRY.size, _HEADER_BYTES)
         entries = sorted(
             (order, index, name, checksum)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from edgeproxy.protocol.openai.errors import ApiError
@@ -38,6 +40,15 @@ def test_a_prompt_over_the_room_is_told_to_shorten() -> None:
 def test_a_pool_smaller_than_the_context_is_the_room() -> None:
     small = Limits(slots=2, blocks=2, step_tokens=16, context=100, vocab=10)
     assert admission.room(small) == 32
+
+
+@pytest.mark.parametrize(
+    ("blocks", "why"),
+    [(2, "32 tokens per request (as many as its KV pool)"), (8, "100 tokens per request (the model's context)")],
+)
+def test_what_bounds_a_request_is_named(blocks: int, why: str) -> None:
+    with pytest.raises(ApiError, match=re.escape(why)):
+        admission.check_fits(60, 41, Limits(2, blocks, step_tokens=16, context=100, vocab=10))
 
 
 def test_a_guarantee_is_for_all_of_max_tokens() -> None:

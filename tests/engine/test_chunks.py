@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from engine.chunks import LEAST_CHUNK, TILE, Chunks, PrefillCost
+from engine.chunks import LEAST_CHUNK, LEAST_LONE, TILE, Chunks, PrefillCost
 
 SHARE_S = 0.040
 
@@ -72,7 +72,7 @@ def steps_of(fixed_s: float, noise: float = 0.0, steps: int = 200) -> list[tuple
     """Tokens and seconds of the steps of one prompt after the other, each in chunks of what was learnt by then."""
     rng, cost, start, found = random.Random(1), PrefillCost(), 0, list[tuple[int, float]]()
     while len(found) < steps:
-        tokens = Chunks(cost, 2 * SHARE_S, 128).take(start, 4000 - start)
+        tokens = Chunks(cost, 2 * SHARE_S, 128, LEAST_LONE).take(start, 4000 - start)
         took = fixed_s * (len(found) > steps // 2) + seconds(0.0006, 4.6e-7, tokens, start)
         took *= rng.lognormvariate(0, noise)
         cost.took(tokens, tokens * start + tokens * tokens // 2, took)

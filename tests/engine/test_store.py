@@ -231,6 +231,15 @@ def test_a_place_that_cannot_be_written_and_a_size_too_small_are_told(tmp_path: 
     assert not path.exists()
 
 
+def test_a_size_beyond_the_most_of_a_file_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("engine.store.MOST_RECORDS", 4)
+    with opened(path, 9) as store:
+        assert store.capacity == 4
+    assert caplog.messages == [f"{path}: 4 blocks are the most of one file: {size_of(4)} bytes of it are used"]
+
+
 def test_a_disk_that_fails_ends_the_tier_and_nothing_else(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
