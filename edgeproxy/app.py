@@ -58,14 +58,17 @@ def build(
     views = node_views(fleet)
     reloads = reloads or ReloadStatus(started)
     burn = Burn(config.objective)
-    account = Account(log, Metrics(version(), views, reloads, burn, connections), Outcomes(burn), tracer)
+    budgets = {model: milliseconds / 1e3 for model, milliseconds in config.budgets.items()}
+    named = [config.budget_ms / 1e3, *budgets.values()]
+    metrics = Metrics(version(), views, reloads, burn, connections, named)
+    account = Account(log, metrics, Outcomes(burn), tracer)
     public = Gateway(
         fleet,
         keys,
         HostCheck(_bound(config.listen.http, config.listen.https), config.hosts),
         config.limits,
         config.budget_ms / 1e3,
-        {model: milliseconds / 1e3 for model, milliseconds in config.budgets.items()},
+        budgets,
         config.fallbacks,
         account,
         log,

@@ -97,7 +97,10 @@ class History:
         current = self._at(now)
         index = bin_of(seconds)
         current.bins[index] = current.bins.get(index, 0) + 1
-        current.least, current.most = min(current.least, seconds), max(current.most, seconds)
+        if seconds < current.least:
+            current.least = seconds
+        if seconds > current.most:
+            current.most = seconds
         current.within += within
 
     def failed(self, now: float) -> None:

@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from edgeproxy.observe.burn import Burn, burn_families
+from edgeproxy.observe.core import core_families
 from edgeproxy.observe.cost import Produced, cost_families
 from edgeproxy.observe.fleet import NodeView, fleet_families
 from edgeproxy.observe.histogram import Histogram
@@ -40,8 +41,10 @@ class Metrics:
         reloads: ReloadStatus | None = None,
         burn: Burn | None = None,
         connections: Mapping[str, int] | None = None,
+        budgets: Iterable[float] = (),
     ) -> None:
-        """`connections`: how many the listeners have seen, by what became of them."""
+        """`connections`: how many the listeners have seen, by what became of them. `budgets`: those that the
+        configuration names, in seconds."""
         self._version = version
         self._nodes = nodes
         self._reloads = reloads or ReloadStatus(0.0)
@@ -54,7 +57,7 @@ class Metrics:
         self._forecast_error: dict[str, Histogram] = {}
         self._forecast_share: dict[str, Histogram] = {}
         self._disconnects = 0
-        self.requests = Requests()
+        self.requests = Requests(budgets)
         """What the requests' records say."""
         self.produced = Produced(self._reloads.loaded_at)
         self._resumes: dict[str, int] = {}
@@ -144,6 +147,7 @@ class Metrics:
             yield from burn_families(self._burn, time())
         yield from _accepted(self._connections)
         yield from _configuration(self._reloads)
+        yield from core_families()
         nodes = list(self._nodes())
         yield from fleet_families(nodes)
         yield from cost_families(nodes, self.produced.window(time()))

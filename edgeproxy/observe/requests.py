@@ -21,6 +21,8 @@ FIRST_TOKEN_EDGES = (
 TERM_EDGES = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, BUDGET_S, 0.25, 0.5, 1.0, 2.5, 10.0)
 PER_TOKEN_EDGES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 DURATION_EDGES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+MOST_BUDGETS = 16
+"""Edges of the operator's making: every one is a series of each histogram."""
 TERMS = tuple(name for name in Ledger._fields if name != "total")
 
 
@@ -31,8 +33,12 @@ K = TypeVar("K")
 class Requests:
     """`add` records of requests, as they are logged. Labels: what the configuration names, or short lists."""
 
-    def __init__(self) -> None:
-        self._terms = {name: Histogram(TERM_EDGES) for name in TERMS}
+    def __init__(self, budgets: Iterable[float] = ()) -> None:
+        """`budgets`: of the operator, in seconds. Each is an edge, so that the share within it can be computed."""
+        found = sorted(set(budgets))[:MOST_BUDGETS]
+        self._edges = tuple(sorted({*FIRST_TOKEN_EDGES, *found}))
+        term_edges = tuple(sorted({*TERM_EDGES, *found}))
+        self._terms = {name: Histogram(term_edges) for name in TERMS}
         self._fields = tuple((f"{name}_s", histogram) for name, histogram in self._terms.items())
         self._waits: dict[str, Histogram] = {}
         self._first: dict[str, Histogram] = {}
@@ -55,13 +61,13 @@ class Requests:
             if values:
                 histogram.observe(values)
         for region, found in _by("region", answered):
-            _of(self._waits, region, FIRST_TOKEN_EDGES).observe_of([record["wait_s"] for record in found], found)
+            _of(self._waits, region, self._edges).observe_of([record["wait_s"] for record in found], found)
         for model, found in _by("model", answered):
             self._of_model(model, found)
 
     def _of_model(self, model: str, records: Sequence[Record]) -> None:
         firsts = [record["first_token_s"] for record in records]
-        _of(self._first, model, FIRST_TOKEN_EDGES).observe_of(firsts, records)
+        _of(self._first, model, self._edges).observe_of(firsts, records)
         _of(self._duration, model, DURATION_EDGES).observe([record["total_s"] for record in records])
         per_token = [
             (record["total_s"] - record["first_token_s"]) / (written - 1)

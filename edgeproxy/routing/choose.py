@@ -86,11 +86,8 @@ class Wanted(NamedTuple):
     usual: float = 0.0
     """How many of them any other node will find cached all the same."""
 
-    def held(self, slot: int) -> float:
-        return self.cached.get(slot, self.usual)
-
     def to_compute(self, slot: int) -> float:
-        return max(self.tokens - self.held(slot), 1.0)
+        return max(self.tokens - self.cached.get(slot, self.usual), 1.0)
 
 
 class Hold(NamedTuple):
@@ -160,7 +157,9 @@ class Decision(Generic[N]):
 
     def _option(self, index: int) -> Option[N]:
         node, wanted = self._nodes[index], self._wanted
-        return Option(node, node.outlook.basis(self._now, wanted.to_compute(node.slot)), wanted.held(node.slot))
+        held = wanted.cached.get(node.slot, wanted.usual) if wanted.cached else wanted.usual
+        compute = wanted.tokens - held
+        return Option(node, node.outlook.basis(self._now, compute if compute > 1.0 else 1.0), held)
 
     @property
     def wanted(self) -> Wanted:

@@ -24,6 +24,7 @@ from edgeproxy.config import Address, GatewayLimits
 from edgeproxy.gateway.account import Account, Call
 from edgeproxy.gateway.decisions import choice
 from edgeproxy.observe.burn import Burn
+from edgeproxy.observe.history import KEPT, SLICE_S, History
 from edgeproxy.observe.live import Live
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import Metrics
@@ -66,10 +67,11 @@ class Busy:
         for node in fleet.nodes:
             node.up(0.0)
             node.rtt.probe(0.01, monotonic())
-        views, reloads, started = node_views(fleet), ReloadStatus(time()), time()
+        views, reloads, started = node_views(fleet), ReloadStatus(time()), time() - KEPT * SLICE_S
         account = Account(Log(sink), Metrics("1", views, reloads, burn), Outcomes(burn))
         known = Known("1", settings, fleet, views, account, reloads, started)
         outcomes = account.outcomes
+        _fill(outcomes.history, time())
         live = Live(
             known.view,
             lambda: known.requests(outcomes.newest()),
@@ -109,6 +111,14 @@ class Busy:
                 call.terms = {"queue": took / 4, "prefill": took / 2}
                 account.close(call, now)
             await asyncio.sleep(TICK_S)
+
+
+def _fill(history: History, now: float) -> None:
+    """The hour before, every slice of it with first tokens in fifty bins."""
+    rng = Random(2)
+    for back in range(KEPT, 0, -1):
+        for _ in range(50):
+            history.answered(rng.lognormvariate(-2.5, 0.7), True, now - back * SLICE_S)
 
 
 @pytest.fixture
@@ -151,4 +161,34 @@ def test_a_thousand_decisions_a_second_are_kept_up_with_and_leave_the_page_small
         assert page.ask("document.getElementById('chart').querySelector('canvas').width") > 0
         shown = page.ask("Number.parseInt(document.querySelector('#slices tr').cells[1].textContent)")
         assert shown > 0
+        assert page.errors == []
+
+
+DRAW = """(async () => {
+  const { drawChart } = await import("/assets/chart.js");
+  const events = new EventSource("/admin/events");
+  const told = JSON.parse((await new Promise((resolve) => events.addEventListener("snapshot", resolve))).data);
+  events.close();
+  const state = { ...told, slices: new Map(told.slices.map((slice) => [slice.start, slice])) };
+  const begun = performance.now();
+  drawChart(state);
+  await new Promise(requestAnimationFrame);
+  const ctx = document.querySelector("#chart canvas").getContext("2d");
+  const { width, height } = ctx.canvas;
+  const took = performance.now() - begun;
+  const pixels = ctx.getImageData(0, 0, width, height).data;
+  const columns = new Set();
+  for (let at = 3; at < pixels.length; at += 4) if (pixels[at]) columns.add(((at - 3) / 4) % width);
+  return [told.slices.length, columns.size / width, took];
+})()"""
+
+
+def test_an_hour_of_first_tokens_is_drawn_from_end_to_end(page: Browser) -> None:
+    with Busy() as busy:
+        page.open(f"http://127.0.0.1:{busy.port.result()}/dashboard")
+        until(lambda: counted(page) > 0)
+        slices, filled, took_ms = page.ask(DRAW)
+        print(f"an hour drawn in {took_ms:.1f} ms")
+        assert slices >= KEPT - 1
+        assert filled > 0.8
         assert page.errors == []

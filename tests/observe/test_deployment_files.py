@@ -87,3 +87,32 @@ def test_every_alert_has_its_line_in_the_runbook_and_no_other_has() -> None:
 def test_promtool_finds_no_fault() -> None:
     for verb, path in (("rules", ALERTS), ("config", DOCKER / "prometheus" / "prometheus.yaml")):
         subprocess.run(["promtool", "check", verb, str(path)], check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here (Debian: apt-get install prometheus)")
+@pytest.mark.parametrize(("requests", "alerts"), [(19, []), (20, ["BudgetBurnsFast"])])
+def test_nobody_is_called_for_a_burn_that_rests_on_too_few_requests(
+    tmp_path: Path, requests: int, alerts: list[str]
+) -> None:
+    told = {"edgeproxy_budget_window_requests": requests, "edgeproxy_budget_window_least": 20}
+    series = [(f'edgeproxy_budget_burn_ratio{{window="{window}"}}', 20) for window in ("1h", "5m")]
+    series += [(f'{name}{{window="5m"}}', value) for name, value in told.items()]
+    expected = [
+        {
+            "exp_labels": {"severity": "page", "window": "1h"},
+            "exp_annotations": {
+                "summary": "Users wait: the error budget burns 20 times as fast as it may",
+                "runbook": "docs/alerts.md#budgetburnsfast",
+            },
+        }
+        for _ in alerts
+    ]
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": f"{value}x20"} for name, value in series],
+        "alert_rule_test": [{"eval_time": "10m", "alertname": "BudgetBurnsFast", "exp_alerts": expected}],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": [case]}))
+    found = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stdout + found.stderr

@@ -103,3 +103,16 @@ def test_two_proxies_in_one_process_do_not_share_counts() -> None:
     one, other = Metrics("1", list), Metrics("1", list)
     one.recorded([record(client_gone=True)])
     assert samples(other)["edgeproxy_client_disconnects_total", ()] == 0
+
+
+def test_every_budget_of_the_operators_is_an_edge_of_what_is_charged_to_it() -> None:
+    metrics = Metrics("1", list, budgets=[0.4, 0.15, 1.7])
+    metrics.recorded([record(wait_s=0.3, hold_s=0.01)])
+    lines = metrics.exposition()[0].decode().splitlines()
+    for name in (
+        "edgeproxy_first_token_seconds",
+        "gen_ai_server_time_to_first_token_seconds",
+        "edgeproxy_term_seconds",
+    ):
+        edges = {line.split('le="')[1].split('"')[0] for line in lines if line.startswith(f"{name}_bucket")}
+        assert {"0.15", "0.4", "1.7"} <= edges, name
