@@ -48,7 +48,15 @@ class Listeners:
         if listen.https is not None and certificates is not None:
             tcp = await self._tcp(public, listen.https, self._public, certificates.context)
             certificate, key = certificates.files
-            self._quic = QuicListener(public, self._limits, certificate=certificate, key=key, state={}, qlog=self._qlog)
+            self._quic = QuicListener(
+                public,
+                self._limits,
+                certificate=certificate,
+                key=key,
+                state={},
+                qlog=self._qlog,
+                alt_svc=lambda: _CLEAR if self._withdrawn else None,  # who has come this way need not be told of it
+            )
             await self._bind(self._quic, listen.https, socket.SOCK_DGRAM)
             self._public.append(self._quic)
             certificates.serve(tcp, self._quic)

@@ -248,6 +248,17 @@ async def endless(x: Exchange) -> None:
         await asyncio.sleep(0)
 
 
+async def chatter_after_done(x: Exchange) -> None:
+    await x.head(200, SSE)
+    await x.events(ROLE, *WORDS, FINISH, DONE, *WORDS)
+    await x.events(*WORDS, DONE)
+    await x.end()
+
+
+async def refuse_401(x: Exchange) -> None:
+    await x.whole(401, error_body("Incorrect API key provided", "invalid_api_key"))
+
+
 BEHAVIOURS: dict[str, Callable[[Exchange], Awaitable[None]]] = {
     "ok": ok,
     "slow": slow,
@@ -272,6 +283,8 @@ BEHAVIOURS: dict[str, Callable[[Exchange], Awaitable[None]]] = {
     "wait-then-500": wait_then_500,
     "503-text": fail_503_text,
     "400": refuse_400,
+    "401": refuse_401,
+    "chatter-after-done": chatter_after_done,
     "garbage": garbage,
     "garbage-body": garbage_body,
     "error-event": error_event,

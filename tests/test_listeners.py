@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeproxy.client.httpx import AsyncClient
 from edgeproxy.config import Address, Listen
 from edgeproxy.listeners import Listeners, StartError
 from edgeproxy.wire.certificates import Certificates
@@ -74,6 +75,16 @@ async def test_http3_is_told_of_until_it_is_withdrawn(certificate: DevCertificat
         assert (await alt_svc(client) or "").startswith('h3=":')
         listeners.withdraw()
         assert await alt_svc(client) == "clear"
+
+
+async def test_who_has_come_over_http3_is_told_too_when_it_is_withdrawn(certificate: DevCertificate) -> None:
+    async with over_tls(certificate) as (listeners, _):
+        assert listeners._quic is not None
+        url = f"https://127.0.0.1:{listeners._quic.port}/"
+        async with AsyncClient(verify=certificate.ca, only=True) as http:
+            assert "alt-svc" not in (await http.get(url)).headers
+            listeners.withdraw()
+            assert (await http.get(url)).headers["alt-svc"] == "clear"
 
 
 async def test_http3_is_not_told_of_where_its_socket_is_gone(certificate: DevCertificate) -> None:

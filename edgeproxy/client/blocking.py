@@ -50,7 +50,11 @@ class Blocking:
     def __init__(self, api: Api, transport: type[Discovering | OnlyHttp3], **options: Any) -> None:
         self._api = api
         self._thread = LoopThread()
-        self._transport = self._thread.run(_made(transport, api, options))
+        try:
+            self._transport = self._thread.run(_made(transport, api, options))
+        except BaseException:
+            self._thread.close()
+            raise
         self._pulled: Any = type("Pulled", (_Pulled, api.AsyncByteStream), {})
         self._pushed: Any = type("Pushed", (_Pushed, api.SyncByteStream), {})
 

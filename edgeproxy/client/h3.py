@@ -18,6 +18,8 @@ from edgeproxy.client.altsvc import Endpoint
 from edgeproxy.client.connection import Connection, Exchange, StreamFailed
 
 IDLE_TIMEOUT_S = 75.0
+WRITE_BYTES = 64 * 1024
+"""Of a body, for which a write's time is meant."""
 STREAM_WINDOW = 1024 * 1024
 """Response octets that wait unread before the server is made to wait."""
 _DROPPED = CONNECTION_SPECIFIC_HEADERS | {b"host"}
@@ -35,8 +37,10 @@ class Http3:
     """
 
     def __init__(self, api: Api, verify: Verify) -> None:
+        """Raises ValueError for a `verify` that is no file of certificates."""
         self._api = api
         self._verify = verify
+        _check(verify)
         self._body: Any = type("Body", (_Body, api.AsyncByteStream), {})
         self._connections: dict[Endpoint, Connection] = {}
         self._retired: list[Connection] = []
@@ -61,8 +65,7 @@ class Http3:
         timeouts = Timeouts(request)
         exchange = connection.request([*_request_fields(request), *extra], end=False)
         try:
-            async with timeouts("write", self._api.WriteTimeout):
-                await _send_body(request, exchange)
+            await self._send_body(request, exchange, timeouts)
             async with timeouts("read", self._api.ReadTimeout):
                 status, headers = await exchange.head()
         except BaseException:
@@ -70,6 +73,18 @@ class Http3:
             raise
         stream = self._body(self._api, exchange, timeouts, request)
         return self._api.Response(status, headers=headers, stream=stream, extensions={"http_version": b"HTTP/3"})
+
+    async def _send_body(self, request: Any, exchange: Exchange, timeouts: Timeouts) -> None:
+        """The time is for each piece, as over TCP: a long body over a slow line makes progress."""
+        async for chunk in request.stream:
+            for at in range(0, len(chunk), WRITE_BYTES):
+                if exchange.stopped:  # the answer is on its way; the rest of the body is not wanted
+                    break
+                async with timeouts("write", self._api.WriteTimeout):
+                    await exchange.write(chunk[at : at + WRITE_BYTES])
+            if exchange.stopped:
+                break
+        exchange.end()
 
     def retire(self, endpoint: Endpoint) -> None:
         """Requests in progress end on the old connection; it closes itself when it has none."""
@@ -164,10 +179,11 @@ def _request_fields(request: Any) -> Headers:
     ]
 
 
-async def _send_body(request: Any, exchange: Exchange) -> None:
-    async for chunk in request.stream:
-        if exchange.stopped:
-            break
-        if chunk:
-            await exchange.write(chunk)
-    exchange.end()
+def _check(verify: Verify) -> None:
+    if isinstance(verify, bool):
+        return
+    try:
+        ssl.create_default_context(cafile=str(verify))
+    except OSError as error:  # ssl.SSLError is one
+        cause = error.strerror or error
+        raise ValueError(f"verify={str(verify)!r} is no file of CA certificates in PEM: {cause}") from None

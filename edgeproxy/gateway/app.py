@@ -14,11 +14,11 @@ from edgeproxy.access.tenants import ANONYMOUS, Tenant
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import UNKNOWN_MODEL, Account, Call
 from edgeproxy.gateway.admit import ChatRequest, Fields, may_see_details, read_chat, request_id, terms
-from edgeproxy.gateway.answer import Answer, whole
+from edgeproxy.gateway.answer import Answer, Whole, whole
 from edgeproxy.gateway.bodies import Bodies
 from edgeproxy.gateway.controls import controls, fields_of
 from edgeproxy.gateway.course import Course
-from edgeproxy.gateway.paths import CHAT_PATH, ROUTED
+from edgeproxy.gateway.paths import CHAT_PATH, ROUTED, plain
 from edgeproxy.gateway.relay import Relay
 from edgeproxy.gateway.route import Router
 from edgeproxy.gateway.stages import Stages
@@ -76,13 +76,16 @@ class Gateway:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
+        path = plain(scope["path"])
+        if path != scope["path"]:
+            scope = {**scope, "path": path}
         fields: Fields = dict(scope["headers"])
         identity = request_id(fields, self._rng)
         answer = Answer(send, identity)
-        if scope["path"] in ROUTED and scope["method"] == "POST":
+        if path in ROUTED and scope["method"] == "POST":
             known = ingress(scope)
             call = _open(identity, known)
-            call.path = scope["path"].encode("ascii")
+            call.path = path.encode("ascii")
             self._stages.under_way += 1
             try:
                 await self._guarded(self._chat(scope, known, receive, answer, call), answer, call)
@@ -165,6 +168,9 @@ class Gateway:
     async def _other(self, scope: Scope, receive: Receive, answer: Answer) -> None:
         fields = fields_of(scope["headers"])
         self._hosts.check(fields.get(b"host"))
+        if (scope["method"], scope["path"]) == ("OPTIONS", "*"):  # of the server as a whole (RFC 9110 section 9.3.7)
+            await answer.give(Whole(204, [(b"allow", b"GET, HEAD, POST, OPTIONS")], b""))
+            return
         await self._rest(scope, receive, answer.forward)
 
     def _report(self, error: Exception, answer: Answer) -> None:

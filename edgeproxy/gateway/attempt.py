@@ -114,6 +114,8 @@ async def _outcome(response: Response, call: Call, limits: GatewayLimits) -> Who
         raise Failed("busy", Whole(status, to_client(response.headers), body), retry_after_s=_retry_after(response))
     if status >= 500 or status < 400:  # 3xx: a node that redirects is none, and is never followed
         raise Failed(f"status_{status // 100}xx", _node_error(response))
+    if status == 401:
+        raise _unauthorized()
     shaped = shaped_error(status, body)
     if shaped is not body:
         return Whole(
@@ -254,9 +256,17 @@ def _refusal(value: object, body: bytes) -> Whole | None:
     status = code if isinstance(code, int) and not isinstance(code, bool) else 0
     if status == 429:
         raise Failed("busy", Whole(429, list(_JSON), body))
+    if status == 401:
+        raise _unauthorized()
     if 400 <= status < 500 or (not status and error.get("type") == "invalid_request_error"):
         return Whole(status or 400, list(_JSON), body)
     raise Failed("error_event", _gateway_error("the node failed before any content"))
+
+
+def _unauthorized() -> Failed:
+    """It is the proxy that the node does not know: the client's own key is none of the node's business."""
+    message = "the node refused the proxy's own credentials; the operator has to mend its `key:` in regions.yaml"
+    return Failed("unauthorized", whole(ApiError(502, message, "upstream_unauthorized")))
 
 
 def _malformed(cause: str) -> Failed:

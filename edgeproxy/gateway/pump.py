@@ -85,6 +85,7 @@ class Pump:
         """Without anything but comments that say nothing."""
         self._timings = timings
         """Where the client asked for them."""
+        self._done = False
 
     async def run(self, quiet: Quiet) -> Ending:
         """Raises Broken, ClientGone."""
@@ -112,7 +113,7 @@ class Pump:
 
     async def _copy(self, quiet: Quiet) -> None:
         response, parser, transcript, answer = self._response, self._parser, self._transcript, self._answer
-        timings, events, rest = self._timings, self._begun.events, list[Event]()
+        timings, events, rest = self._timings, self._to_done(self._begun.events), list[Event]()
         if timings is not None:  # what tells the usage waits until the content is handed on
             events, rest = timings.apart(events)
         await answer.begin(self._begun.headers, transcript.take(events))
@@ -121,7 +122,7 @@ class Pump:
         heard = quiet.since = monotonic()
         while data := await response.read():
             quiet.since = inf
-            events = parser.feed(data)
+            events = self._to_done(parser.feed(data))
             if timings is not None:
                 events = list(map(timings.in_event, events))
             passed = transcript.take(events)
@@ -134,6 +135,18 @@ class Pump:
                 heard = quiet.since
             elif passed and quiet.since - heard > self._stall_s:
                 raise Broken("stalled_late")
+
+    def _to_done(self, events: list[Event]) -> list[Event]:
+        """What another kind of server says behind its `[DONE]` no client expects."""
+        if self._begun.numerics is not None:
+            return events
+        if self._done:
+            return [event for event in events if event.comment]
+        for index, event in enumerate(events, 1):
+            if event.data == DONE:
+                self._done = True
+                return [*events[:index], *(after for after in events[index:] if after.comment)]
+        return events
 
     def _ended(self, reason: str, error: UpstreamError | None) -> Ending:
         """How the stream ended. Raises Broken unless it said so itself; a node that tells notes says `[DONE]` too."""

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,17 @@ class QuicListener:
         key: Path,
         state: dict[str, Any],
         qlog: Path | None = None,
+        alt_svc: Callable[[], bytes | None] | None = None,
     ) -> None:
-        """`qlog`: a folder, while whose existence what happens on connections is written there.
+        """`alt_svc`: asked for each response's header.
+        `qlog`: a folder, while whose existence what happens on connections is written there.
 
         Raises TlsError for a certificate or key that cannot be used.
         """
         self._app = app
         self._limits = limits
         self._state = state
+        self._alt_svc = alt_svc
         self._qlog = None if qlog is None else Qlog(qlog)
         self._configuration = _configuration(limits, certificate, key, self._qlog)
         self._service: Service | None = None
@@ -62,7 +66,7 @@ class QuicListener:
         # The library warns of every protocol error of a peer: lines that a peer could multiply.
         logging.getLogger("quic").setLevel(logging.ERROR)
         loop = asyncio.get_running_loop()
-        service = Service(self._app, self._limits, scheme="https", state=self._state, alt_svc=None)
+        service = Service(self._app, self._limits, scheme="https", state=self._state, alt_svc=self._alt_svc)
 
         def session(quic: Quic, endpoint: Home, host: str, now: float) -> Session:
             return Session(service, quic, endpoint, host, now)

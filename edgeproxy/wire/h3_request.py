@@ -157,6 +157,8 @@ class Request(AsgiExchange):
 
     def _announce(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self._fields, self._left = response_fields(status, headers, self._service.date())
+        if (alt_svc := self._service.alt_svc()) is not None:
+            self._fields.append((b"alt-svc", alt_svc))
         self._bodyless = self._bodyless or status in (204, 304)
 
     def _pass(self, data: bytes, end: bool) -> Awaitable[None] | None:

@@ -30,7 +30,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-import pycurl
+try:
+    import pycurl
+except ModuleNotFoundError:
+    raise SystemExit("pycurl is missing: run ./scripts/install --dev") from None
 
 from edgeproxy.config import Address
 from edgeproxy.wire.dispatch import PROTOCOLS

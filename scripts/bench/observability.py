@@ -27,7 +27,10 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-import pycurl
+try:
+    import pycurl
+except ModuleNotFoundError:
+    raise SystemExit("pycurl is missing: run ./scripts/install --dev") from None
 from hot_path import ANSWER, BODY, KEY, answering, block, configuration, edge_cut, ready, run
 
 from edgeproxy.access.keys import Keys

@@ -17,7 +17,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import pycurl
+try:
+    import pycurl
+except ModuleNotFoundError:
+    raise SystemExit("pycurl is missing: run ./scripts/install --dev") from None
 
 VERSIONS = {"h1": pycurl.CURL_HTTP_VERSION_1_1, "h2": pycurl.CURL_HTTP_VERSION_2TLS, "h3": 31}
 """31: HTTP/3 and nothing else, which pycurl has no name for yet."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from aioquic.quic.configuration import QuicConfiguration
 
 from edgeproxy.client.connection import Connection, StreamFailed
-from edgeproxy.client.httpx import AsyncClient, AsyncTransport
+from edgeproxy.client.h3 import WRITE_BYTES, Http3
+from edgeproxy.client.httpx import AsyncClient, AsyncTransport, Client, Transport
 from edgeproxy.wire.ingress import Scope, ingress
 from edgeproxy.wire.limits import KIB, Limits
 from edgeproxy.wire.service import Receive, Send
@@ -216,3 +220,38 @@ async def test_plain_http_is_refused() -> None:
     async with httpx.AsyncClient(transport=AsyncTransport(only=True)) as http:
         with pytest.raises(httpx.UnsupportedProtocol):
             await http.get("http://127.0.0.1/")
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient, Transport, AsyncTransport])
+@pytest.mark.parametrize("only", [True, False])
+def test_a_file_of_authorities_that_cannot_be_used_is_named_at_once(kind: Any, only: bool, tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").write_text("")
+    for name in ("none.pem", "empty.pem"):
+        with pytest.raises(ValueError, match=name):
+            kind(verify=tmp_path / name, only=only)
+
+
+async def test_the_time_for_a_write_is_for_each_piece_of_a_body() -> None:
+    sizes: list[int] = []
+    timed: list[str] = []
+
+    class Slow:
+        stopped = False
+
+        async def write(self, data: bytes) -> None:
+            sizes.append(len(data))
+
+        def end(self) -> None:
+            sizes.append(0)
+
+    @asynccontextmanager
+    async def timeouts(name: str, error: object) -> AsyncIterator[None]:
+        timed.append(name)
+        yield
+
+    request = httpx.Request("POST", "https://h/", content=bytes(3 * WRITE_BYTES + 1))
+    exchange: Any = Slow()
+    limits: Any = timeouts
+    await Http3(httpx, True)._send_body(request, exchange, limits)
+    assert sizes == [WRITE_BYTES, WRITE_BYTES, WRITE_BYTES, 1, 0]
+    assert timed == ["write"] * 4

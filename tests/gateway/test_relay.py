@@ -276,3 +276,17 @@ async def test_answer_too_large_to_hold_is_passed_on_as_it_comes(tmp_path: Path)
         reply = await ask(e.app, chat("huge-json"))
         assert (reply.status, len(reply.body)) == (200, 17 * 2**20 + len(ANSWER))
         assert reply.body.endswith(ANSWER)
+
+
+async def test_what_a_node_says_after_done_is_not_passed_on(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        reply = await ask(e.app, chat("chatter-after-done", stream=True))
+        assert reply.body == STREAM
+
+
+async def test_a_node_that_does_not_know_the_proxy_is_no_fault_of_the_clients_key(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        reply = await ask(e.app, chat("401"))
+        assert (reply.status, reply.error["code"]) == (502, "upstream_unauthorized")
+        assert reply.error["type"] != "authentication_error"
+        assert len(e.near.chats) == len(e.far.chats) == 1  # the other may know it
