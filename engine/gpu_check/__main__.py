@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None, driver: Path = DRIVER) -> int:
         "--model", help="a GGUF file to compare tokens with the CPU's; else SmolLM2, where it is at hand"
     )
     parser.add_argument("--tell", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("checks", nargs="*", help="names of checks; all")
+    names = "; ".join(row.name for row in rows())
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"these alone, of: {names}".replace("%", "%%"))
     options = parser.parse_args(arguments)
     known = interpreted() if options.device == "cpu" else rows()
     if unknown := set(options.checks) - {row.name for row in known}:

@@ -5,10 +5,11 @@ Two of them: CUDA's, and torch's CPU, on which the same code runs at once, with 
 
 from __future__ import annotations
 
+import gc
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -218,7 +219,7 @@ class CudaDevice(Device):
         """
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with self.order():
+        with self.order(), uncollected():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
@@ -245,6 +246,19 @@ class CudaDevice(Device):
 
     def allocations(self) -> int:
         return asked(torch.cuda.memory_stats(self.torch_device))
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Python's garbage collector rests meanwhile: what it found of the device's memory, events or graphs would be given
+    back in the midst of a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def asked(statistics: Mapping[str, Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass, replace
 
 import pytest
@@ -136,6 +137,21 @@ def test_a_prefix_in_shared_blocks_is_as_good_as_ones_own() -> None:
     whole = pool.run(text, [(0, 0, 100)])
     pool.table[1, :4] = pool.table[0, :4]
     torch.testing.assert_close(pool.run(text[64:], [(1, 64, 36)]), whole[64:], rtol=0, atol=0)
+
+
+def test_a_pool_larger_than_32_bits_count_is_reached_to_its_end() -> None:
+    """Of fp8, where an offset is a byte. The system gives memory only to the blocks that are touched."""
+    near, far = make(1, 2, 16, torch.uint8), make(1, 2, 16, torch.uint8)
+    size, blocks = 16 * 16, (1 << 32) // (16 * 16) + BLOCKS
+    flags = mmap.MAP_PRIVATE | mmap.MAP_NORESERVE | mmap.MAP_ANONYMOUS
+    far.keys, far.values = (
+        torch.frombuffer(mmap.mmap(-1, blocks * size, flags), dtype=torch.uint8).view(blocks, 1, 16, 16)
+        for _ in range(2)
+    )
+    far.table += blocks - BLOCKS
+    far.table[:, 1] -= 1 << 23  # a block in the midst, beyond 31 bits
+    text = sequence(near, 40, 7)
+    assert torch.equal(far.run(text, [(1, 0, 40)]), near.run(text, [(1, 0, 40)]))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from engine.executor import upload_torch
 from engine.executor.cuda import CudaExecutor
-from engine.executor.gpu.device import ASKED, Device, asked
+from engine.executor.gpu.device import ASKED, Device, asked, uncollected
 from engine.executor.upload import Span, Uploader
 from engine.executor.upload_torch import TorchTransport
 from engine.step import Row, Sampling, StepPlan
@@ -171,3 +172,14 @@ def test_taking_and_giving_back_are_both_counted() -> None:
     for name in ("allocation.all.freed", "segment.all.freed", "allocation.all.allocated", "segment.all.allocated"):
         changed: dict[str, Any] = statistics | {name: 11}
         assert asked(changed) == before + 1
+
+
+def test_nothing_is_collected_while_a_graph_is_captured_and_what_was_before_is_again() -> None:
+    try:
+        for before in (True, False):
+            (gc.enable if before else gc.disable)()
+            with uncollected():
+                assert not gc.isenabled()
+            assert gc.isenabled() == before
+    finally:
+        gc.enable()
