@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import xxhash
-
 _PIECE_BYTES: Final = 1 << 20
 
 
@@ -50,6 +48,8 @@ def opened(path: Path) -> Iterator[Contents]:
 
 def digest_of(path: Path) -> str:
     """xxh3_128 of a file's bytes, hexadecimal. Raises OSError."""
+    import xxhash  # not where shapes of models alone are wanted: scripts/gpu_check has no such package
+
     state = xxhash.xxh3_128()
     with opened(path) as contents:
         for piece in contents.pieces(0, contents.nbytes):
