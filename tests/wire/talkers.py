@@ -198,7 +198,10 @@ class Listening:
 
     async def close(self) -> None:
         await self.forget()
-        await asyncio.gather(self._tcp.drain(0), self._quic.drain(0))
+        await self.drain(0)
+
+    async def drain(self, timeout_s: float) -> None:
+        await asyncio.gather(self._tcp.drain(timeout_s), self._quic.drain(timeout_s))
 
 
 Serve = Callable[..., Awaitable[Listening]]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgeproxy.wire.ingress import Scope, ingress
+from edgeproxy.wire.ingress import Ingress, Scope, ingress
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import Receive, Send
 from edgeproxy.wire.tls import DevCertificate
@@ -319,3 +319,58 @@ async def test_after_its_answer_an_application_is_told_that_it_is_over(serve: Se
     await client.ask("GET", "/")
     assert (await client.answer()).body == b"done"
     await soon(over)
+
+
+async def test_an_answer_that_a_drain_cuts_off_can_still_say_so(serve: Serve) -> None:
+    running, stopped = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        known = ingress(scope)
+        assert known is not None
+        known.on_stop = stopped.set
+        await send(OK)
+        await send(piece(b"begun, "))
+        running.set()
+        await stopped.wait()
+        assert not known.gone, "the client is still there"
+        known.on_stop = None
+        await send({"type": "http.response.body", "body": b"stopped"})
+
+    listening = await serve(app)
+    client = await listening.connect()
+    await client.ask("GET", "/")
+    await soon(running)
+    await listening.drain(0)
+    found = await client.answer()
+    assert (found.body, found.whole) == (b"begun, stopped", True)
+
+
+async def test_a_body_that_the_listener_refuses_is_told_to_the_application(serve: Serve) -> None:
+    told = asyncio.Event()
+    requests: list[Ingress] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        known = ingress(scope)
+        assert known is not None
+        requests.append(known)
+        while (await receive())["type"] == "http.request":
+            pass
+        assert known.refused is not None
+        assert known.refused.status == 408
+        told.set()
+
+    listening = await serve(app)
+    client = await listening.connect()
+    await client.ask("POST", "/", ("content-length", "100"), end=False)
+    await client.send(b"an octet", end=False)
+    async with asyncio.timeout(PATIENCE_S):
+        while not requests:  # noqa: ASYNC110 - a list, not an event
+            await asyncio.sleep(0.001)
+        later = time.monotonic()
+        while requests[0].refused is None:
+            later += 1000
+            listening.sweep(later)
+            await asyncio.sleep(0.001)
+    await soon(told)
+    assert (await client.answer()).status == 408
