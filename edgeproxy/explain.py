@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -25,6 +25,9 @@ _HEDGES = {
     "abandoned": "sent to a second node too, because the first was late; the client left",
 }
 _TERMS = ("network", "queue", "prefill", "decode", "total")
+_ACTUAL = ("rtt_s", "queue_s", "prefill_s", "first_s")
+"""What was measured of the terms, in their order. The total has more in it: the proxy's own work and the node's."""
+_ELSEWHERE = "Of another deployment name the file (--config, or EDGEPROXY_CONFIG) or the admin listener (--admin)."
 TIMEOUT_S = 10.0
 
 
@@ -39,10 +42,12 @@ def explained(admin: str, request_id: str) -> str:
         found = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ExplainError(
-            f"{admin} gives no answer ({error}); is the proxy running, and its admin listener?"
+            f"{admin} gives no answer ({error}); is the proxy running, and its admin listener? {_ELSEWHERE}"
         ) from None
     if answer.status_code == 404:
-        raise ExplainError(f"{request_id}: no decision is kept; only those of the last 1,000 requests are")
+        raise ExplainError(
+            f"{request_id}: {admin} keeps no such decision, only those of its last 1,000 requests. {_ELSEWHERE}"
+        )
     if answer.status_code != 200:
         raise ExplainError(f"{admin} answers {answer.status_code}: {found.get('error', {}).get('message', '')}")
     return render(found)
@@ -54,22 +59,37 @@ def render(found: Mapping[str, Any]) -> str:
         f"{found['request_id']}: {found['model']}, prompt of about {found['prompt_tokens']} tokens",
         f"  {found['reason']}: {_REASONS.get(found['reason'], '')}",
         "",
-        f"  {'forecast, ms':24}" + "".join(f"{term:>10}" for term in _TERMS) + f"{'cached':>10}",
+        f"  {'ms':30}" + "".join(f"{term:>10}" for term in _TERMS) + f"{'cached':>10}",
     ]
     for name, option in (("chosen", found["chosen"]), ("runner-up", found["runner_up"])):
         if option is not None:
-            numbers = "".join(f"{option[term + '_s'] * 1e3:10.1f}" for term in _TERMS)
-            lines.append(f"  {name + ': ' + option['node']:24}{numbers}{option['cached_tokens']:10}")
-    lines.append("")
+            terms = [option[f"{term}_s"] for term in _TERMS]
+            lines.append(_row(f"forecast, {name}: {option['node']}", terms, f"{option['cached_tokens']:10}"))
+    if found["actual_s"] is not None:
+        actual = found["actual"]
+        terms = [*(actual[name] for name in _ACTUAL), found["actual_s"]]
+        lines.append(_row(f"came: {found['node']}", terms, ""))
+    return "\n".join([*lines, "", *(f"  {line}" for line in _course(found))])
+
+
+def _row(label: str, seconds: Sequence[float | None], cached: str) -> str:
+    return f"  {label:30}" + "".join("         -" if s is None else f"{s * 1e3:10.1f}" for s in seconds) + cached
+
+
+def _course(found: Mapping[str, Any]) -> Iterator[str]:
+    """What came of it, in the order in which it happened."""
     if found["hold_s"]:
-        lines.append(f"  held here for {found['hold_s'] * 1e3:.1f} ms, because every node was hot")
-    lines += [f"  failed: {failure}" for failure in found["failures"]]
+        yield f"held here for {found['hold_s'] * 1e3:.1f} ms, because every node was hot"
+    for failure in found["failures"]:
+        yield f"failed: {failure}"
     if found["hedge"]:
-        lines.append(f"  {_HEDGES[found['hedge']]}")
-    if found["node"] is not None:
-        told = f"attempt {found['attempts']}, status {found['status']}"
-        lines.append(f"  answered by {found['node']} in {found['region']}, {told}")
+        yield _HEDGES[found["hedge"]]
+    status = f"status {found['status']}" + (f", {found['code']}" if found["code"] else "")
+    if found["node"] is None or len(found["failures"]) >= found["attempts"]:
+        yield f"no node answered well; the client was told {status}"
+    else:
+        after = " after that" if found["failures"] else ""
+        yield f"answered by {found['node']} in {found['region']}{after}, attempt {found['attempts']}, {status}"
     if found["error_s"] is not None:
         expected, actual = found["expected_s"] * 1e3, found["actual_s"] * 1e3
-        lines.append(f"  first token expected after {expected:.1f} ms, came after {actual:.1f} ms")
-    return "\n".join(lines)
+        yield f"first token after {actual:.1f} ms; half of those with such a forecast come within {expected:.1f} ms"

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mutabl
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from edgeproxy.protocol.openai.bodies import compressed, not_json, too_large
 from edgeproxy.protocol.openai.errors import ApiError
 
 Message = MutableMapping[str, Any]
@@ -18,7 +19,6 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 JSON: Headers = ((b"content-type", b"application/json"),)
-_MEDIA = "unsupported_media_type"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 
 
@@ -64,12 +64,12 @@ class Exchange:
         media, _, parameters = self.header(b"content-type").partition(b";")
         charset = parameters.strip().lower()
         if media.strip().lower() != b"application/json" or charset not in (b"", b"charset=utf-8", b'charset="utf-8"'):
-            raise ApiError(415, "The body must be JSON in UTF-8: send content-type: application/json.", code=_MEDIA)
+            raise not_json()
         if self.header(b"content-encoding") not in (b"", b"identity"):
-            raise ApiError(415, "The body must not be compressed: leave content-encoding out.", code=_MEDIA)
+            raise compressed()
         announced = self.header(b"content-length")
         if announced.isdigit() and int(announced) > limit:
-            raise _too_large(limit)
+            raise too_large(limit, closes=True)
         body = bytearray()
         while True:
             message = await self._receive()
@@ -77,7 +77,7 @@ class Exchange:
                 raise ClientGone
             body += message.get("body", b"")
             if len(body) > limit:
-                raise _too_large(limit)
+                raise too_large(limit, closes=True)
             if not message.get("more_body", False):
                 return bytes(body)
 
@@ -109,8 +109,3 @@ class Exchange:
 
     async def write(self, body: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-def _too_large(limit: int) -> ApiError:
-    close = ((b"connection", b"close"),)  # the rest of the body is not read
-    return ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large", headers=close)

@@ -13,8 +13,11 @@ from edgeproxy.access.tenants import Tenant
 from edgeproxy.gateway.bodies import Room
 from edgeproxy.gateway.watch import ClientGone, Receive
 from edgeproxy.protocol.node.request import BUDGET_HEADER, MAX_PRIORITY, POLICY_HEADER, Terms, budget_ms, strict
-from edgeproxy.protocol.openai.errors import ApiError, invalid
+from edgeproxy.protocol.openai.bodies import compressed, not_json, too_large
+from edgeproxy.protocol.openai.checks import boolean, integer, required, text
+from edgeproxy.protocol.openai.errors import invalid
 from edgeproxy.protocol.openai.headers import media_type
+from edgeproxy.protocol.openai.schema import parse_json
 
 Scope = Mapping[str, Any]
 Fields = Mapping[bytes, bytes]
@@ -72,44 +75,29 @@ async def read_chat(fields: Fields, receive: Receive, limit: int, room: Room) ->
     """Raises ApiError (400, 413, 415, 503) and ClientGone."""
     kind = fields.get(b"content-type")
     if kind != b"application/json" and media_type(kind) != b"application/json":
-        raise ApiError(415, "the body must be JSON; send `Content-Type: application/json`", "unsupported_media_type")
+        raise not_json()
     if fields.get(b"content-encoding", b"identity") != b"identity":
-        raise ApiError(
-            415,
-            "the body is compressed; send it without Content-Encoding",
-            "unsupported_media_type",
-            headers=((b"accept-encoding", b"identity"),),  # RFC 9110 section 15.5.16
-        )
+        raise compressed()
     length = fields.get(b"content-length")
     if length is not None and length.isdigit():
         if len(length) > 15 or int(length) > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         room.cover(int(length))
     return parse_chat(await _read(receive, limit, room))
 
 
 def parse_chat(body: bytes) -> ChatRequest:
     """Checks what the proxy acts on; the rest of the schema is the node's to judge. Raises ApiError 400."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise invalid(
-            f"the body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})", code="invalid_json"
-        ) from None
-    if not isinstance(value, dict):
-        raise invalid("the body must be a JSON object", code="invalid_json")
-    model = value.get("model")
-    if not isinstance(model, str) or not model:
-        raise invalid("`model` must name a model, see GET /v1/models", "model", "invalid_type")
-    stream = value.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise invalid("`stream` must be true or false", "stream", "invalid_type")
+    value = parse_json(body)
+    model = text(required(value, "model"), "model", len(body))  # one that no node serves is told so, however long
+    stream = boolean(value, "stream")
     for name in REFUSED.intersection(value):
         if value[name] is not None:
-            raise invalid(f"`{name}` is not accepted from clients; leave it out", name, "unsupported_parameter")
+            raise invalid(f"'{name}' is not accepted from clients: leave it out.", name, "unsupported_parameter")
     priority = None
     if "priority" in value:
-        priority = _priority(value.pop("priority"))
+        priority = integer(value, "priority", -MAX_PRIORITY, MAX_PRIORITY)
+        del value["priority"]
         body = _dumped(value)
     options = value.get("stream_options")
     counted = isinstance(options, dict) and options.get("include_usage") is True
@@ -137,15 +125,6 @@ def terms(tenant: Tenant, salt: bytes, priority: int | None, fields: Fields) -> 
     return Terms(salt, max(priority or 0, tenant.priority), budget, refused)
 
 
-def _priority(value: object) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_PRIORITY:
-        wanted = f"`priority` must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
-        raise invalid(wanted, "priority", "invalid_value")
-    return value
-
-
 def _prompt(value: dict[str, Any]) -> bytes:
     messages, tools = value.get("messages"), value.get("tools")
     if messages is None:
@@ -158,7 +137,7 @@ def _dumped(value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
-        raise invalid("the body is nested too deeply", code="invalid_json") from None
+        raise invalid("The body is nested too deeply.", code="invalid_json") from None
 
 
 def _session(value: dict[str, Any]) -> bytes | None:
@@ -179,11 +158,7 @@ async def _read(receive: Receive, limit: int, room: Room) -> bytes:
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
         if size > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         room.cover(size)
         more = message.get("more_body", False)
     return b"".join(pieces) if len(pieces) > 1 else pieces[0]
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the body is larger than {limit} bytes; shorten the conversation", "body_too_large")

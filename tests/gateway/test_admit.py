@@ -88,7 +88,7 @@ async def test_body_over_the_limit_is_413(tmp_path: Path, announced: bool) -> No
         pieces = [b"x" * 400] * 3
         headers = {"content-length": "1200"} if announced else {}
         reply = await ask(e.app, pieces=pieces, headers=headers)
-        assert (reply.status, reply.error["code"]) == (413, "body_too_large")
+        assert (reply.status, reply.error["code"]) == (413, "request_too_large")
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "-1", "ten"])
