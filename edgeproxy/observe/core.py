@@ -1,7 +1,7 @@
 """How long the proxy's event loop ran, and how long it was ready to run and had no core: Linux counts both.
 
-What a first token lost to the second is nobody's term. The node's bytes lay in the kernel, and the ledger calls that
-`unexplained`: beside engines that hold every core it is most of it.
+What a first token lost to the second is nobody's term. The node's bytes lay in the kernel, and the ledger counts that
+as `unexplained`.
 """
 
 from __future__ import annotations
