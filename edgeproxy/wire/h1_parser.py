@@ -75,12 +75,19 @@ class RequestParser:
 
     def feed(self, data: bytes) -> None:
         """Raises ApiError (400, 413, 414, 431, 501, 505) for what cannot be served; feed nothing afterwards."""
+        while (upgrade := self._parse(data)) is not None:
+            self._resume_after_upgrade()
+            data = data[upgrade:]
+
+    def _parse(self, data: bytes) -> int | None:
+        """Where in `data` the head of a request ends that asks for an upgrade, and llhttp with it; else None."""
         self._fed = len(data)
         self._unused += self._fed
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._resume_after_upgrade(data[upgrade.args[0] :])
+            # Nothing is parsed in here: an exception of a callback would find this one in its context.
+            return int(upgrade.args[0])
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
         except httptools.HttpParserError as error:
@@ -88,6 +95,7 @@ class RequestParser:
         if self._unused > 2 * self._limits.head_bytes:
             # A field or chunk extension that does not end is held by llhttp, or skipped, without any callback.
             raise self._head_too_large()
+        return None
 
     # ---- httptools callbacks
 
@@ -222,18 +230,17 @@ class RequestParser:
 
     # ---- Upgrade
 
-    def _resume_after_upgrade(self, rest: bytes) -> None:
+    def _resume_after_upgrade(self) -> None:
         """No upgrade is served, so the message goes on, but llhttp has ended it at its head.
 
         A new parser that has seen an equal framing reads the body and what follows. Clients that offer `h2c` on every
         plain connection (java.net.http, curl --http2) lose their bodies otherwise.
         """
         self._upgrading = False
-        self._parser = httptools.HttpRequestParser(_AfterHead(self))
-        self._parser.feed_data(b"POST / HTTP/1.1\r\n" + self._framing + b"\r\n")
         self._unused = 0
-        if rest:
-            self.feed(rest)
+        self._parser = httptools.HttpRequestParser(_AfterHead(self))
+        self._parse(b"POST / HTTP/1.1\r\n" + self._framing + b"\r\n")
+        self._unused = 0
 
 
 class _AfterHead:

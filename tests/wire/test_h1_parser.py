@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.wire.h1_parser import RequestHead, RequestParser
+from edgeproxy.wire.h1_parser import RequestHead, RequestParser, StopReading
 from edgeproxy.wire.limits import Limits
 
 LIMITS = Limits(target_bytes=200, head_bytes=1000, headers=10, body_bytes=50)
@@ -143,6 +143,35 @@ def test_keep_alive_is_what_version_and_connection_say(request_bytes: bytes, kee
 def test_expectations_count_from_http_1_1_on() -> None:
     assert parse(post(b"Expect: 100-Continue", b"Content-Length: 1")).heads[0].expects_continue
     assert not parse(b"POST / HTTP/1.0\r\nExpect: 100-continue\r\n\r\n").heads[0].expects_continue
+
+
+UPGRADE = post(b"Connection: Upgrade", b"Upgrade: h2c", b"Content-Length: 0")
+
+
+def test_what_is_wrong_behind_an_ignored_upgrade_is_refused_as_it_is_elsewhere() -> None:
+    twice = b"GET / HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n"
+    for ahead in (b"", UPGRADE, UPGRADE * 2):
+        assert refusal(ahead + twice).args == refusal(twice).args
+        assert refusal(ahead + b"no request\r\n\r\n").code == "malformed_request"
+    assert refusal(post(b"Connection: Upgrade", b"Upgrade: h2c", b"Content-Length: 51") + bytes(51)).status == 413
+
+
+def test_a_sink_may_stop_the_reading_at_any_event_behind_an_ignored_upgrade() -> None:
+    class Stops(Requests):
+        def request_ended(self) -> None:
+            super().request_ended()
+            if len(self.heads) == stop_at:
+                raise StopReading
+
+    for stop_at in (1, 2, 3):
+        requests = Stops()
+        with pytest.raises(StopReading):
+            RequestParser(LIMITS, requests).feed(UPGRADE * 4)
+        assert len(requests.heads) == stop_at
+
+
+def test_a_read_may_hold_any_number_of_ignored_upgrades() -> None:
+    assert len(parse(UPGRADE * 2000).heads) == 2000
 
 
 # ---- request smuggling: what two parsers could read differently is refused

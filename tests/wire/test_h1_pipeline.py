@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from edgeproxy.wire.ingress import Scope
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import Receive, Send
@@ -112,3 +114,14 @@ async def test_the_next_request_need_not_wait_for_work_after_the_answer(serve: S
     await client.send(get(b"1") + get(b"2"))
     assert [(await client.answer()).body for _ in range(2)] == [b"/1", b"/2"]
     hold.set()
+
+
+async def test_a_bad_request_behind_an_ignored_upgrade_is_refused_in_its_turn(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    edge = await serve(echo)
+    client = await edge.connect()
+    upgrade = b"GET / HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+    await client.send(upgrade + b"GET / HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n")
+    assert [(await client.answer()).status for _ in range(2)] == [200, 400]
+    assert not caplog.records
