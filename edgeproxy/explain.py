@@ -46,7 +46,8 @@ def explained(admin: str, request_id: str) -> str:
         ) from None
     if answer.status_code == 404:
         raise ExplainError(
-            f"{request_id}: {admin} keeps no such decision, only those of its last 1,000 requests. {_ELSEWHERE}"
+            f"{request_id}: {admin} keeps no such decision, only those of the last 1,000 requests that were answered, "
+            f"and as many that failed or were refused. {_ELSEWHERE}"
         )
     if answer.status_code != 200:
         raise ExplainError(f"{admin} answers {answer.status_code}: {found.get('error', {}).get('message', '')}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
+from edgeproxy.observe.rings import Rings
 from edgeproxy.routing.choose import Decision, Option, Reason
 from edgeproxy.upstream.node import Node
 
@@ -45,31 +45,29 @@ def choice(decision: Decision[Node]) -> Choice:
 
 
 class Decisions:
-    """A ring of the last KEPT. What is kept is rendered when somebody asks."""
+    """The last KEPT of those answered, failed and refused each. What is kept is rendered when somebody asks."""
 
     def __init__(self, kept: int = KEPT) -> None:
-        self._ring: deque[tuple[Choice, Mapping[str, Any]]] = deque(maxlen=kept)
+        self._kept: Rings[tuple[Choice, Mapping[str, Any]]] = Rings(kept)
 
     def add(self, made: Choice, record: Mapping[str, Any]) -> None:
         """`record`: the request's line in the log."""
-        self._ring.append((made, record))
+        self._kept.add(record, (made, record))
 
     def latest(self, count: int) -> list[dict[str, Any]]:
         """The newest first."""
-        return [_view(*entry) for entry in islice(reversed(self._ring), count)]
+        return [_view(*entry) for entry in islice(self._kept.newest(), count)]
 
     def runners_up(self, request_ids: Collection[str], count: int) -> dict[str, dict[str, Any] | None]:
         """Of these requests, as far as they are among the last `count`."""
-        last = islice(reversed(self._ring), count)
+        last = islice(self._kept.newest(), count)
         found = [(record["request_id"], made) for made, record in last if record["request_id"] in request_ids]
         return {request_id: _option(made.runner_up) for request_id, made in reversed(found)}
 
     def of(self, request_id: str) -> dict[str, Any] | None:
         """The newest of that id: clients may name their requests as they like."""
-        return next((_view(*entry) for entry in self._found(request_id)), None)
-
-    def _found(self, request_id: str) -> Iterator[tuple[Choice, Mapping[str, Any]]]:
-        return (entry for entry in reversed(self._ring) if entry[1]["request_id"] == request_id)
+        found = self._kept.find(request_id)
+        return None if found is None else _view(*found)
 
 
 def _view(made: Choice, record: Mapping[str, Any]) -> dict[str, Any]:

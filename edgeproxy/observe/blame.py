@@ -47,12 +47,11 @@ class Blame(NamedTuple):
     """It is prefill, and of prompts of which nothing was cached, while others were."""
 
 
-def blame(records: Sequence[Record], since: float) -> Blame:
-    """`records`: as they are logged. `since`: Unix seconds."""
-    recent = [record for record in records if record["time"] >= since]
-    answered = [record for record in recent if record["wait_s"] is not None]
+def blame(answered: Iterable[Record], failed: Iterable[Record], since: float) -> Blame:
+    """Both as they are logged; `failed`: those that the objective counts. `since`: Unix seconds."""
+    answered = [record for record in answered if record["time"] >= since and record["wait_s"] is not None]
     late = [record for record in answered if record["wait_s"] > record["budget_s"]]
-    code = _most([record["code"] for record in recent if record["wait_s"] is None and record["code"] is not None])
+    code = _most([record["code"] for record in failed if record["time"] >= since and record["code"] is not None])
     if len(late) < LEAST:
         return Blame(code=code)
     term = _term(late, [record for record in answered if record["wait_s"] <= record["budget_s"]])

@@ -10,6 +10,8 @@ from edgeproxy.observe.fleet import NodeView
 
 _NAMED = 3
 """So many nodes that are down are named."""
+_FEW = 20
+"""A percentage of fewer sounds like more than is known."""
 _FARTHER_S, _FARTHER = 0.02, 2.0
 """A region is farther away than it was when its round trip is so much, and so many times, its least of five minutes."""
 
@@ -60,13 +62,18 @@ def verdict(
 
 
 def _trouble(lately: Lately, paged: bool) -> str:
-    share = lately.share or 0.0
     some = "" if paged else "Some "
     if _refused(lately):
-        total = lately.answered + lately.failed
-        return f"{some}users get no answer: {lately.failed / total:.0%} refused or failed".capitalize()
+        failed = _of(lately.failed, lately.answered + lately.failed)
+        return f"{some}users get no answer: {failed} refused or failed".capitalize()
     told = "the budget burns too fast, " if paged else ""
-    return f"{some}users wait: {told}{share:.0%} of first tokens in time".capitalize()
+    within = _of(lately.within, lately.answered + lately.failed, " of")
+    return f"{some}users wait: {told}{within} first tokens in time".capitalize()
+
+
+def _of(count: int, total: int, of: str = "") -> str:
+    """A share; of a few, who they are a share of is told too."""
+    return f"{count} of {total}" if total < _FEW else f"{count / total:.0%}{of}"
 
 
 def _reasons(lately: Lately, found: Blame) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgeproxy.gateway.decisions import KEPT, Choice, Decisions
 from tests.gateway.drive import ask, chat, edge
+from tests.observe.records import record
 
 
 async def test_runners_up_are_those_of_the_decisions(tmp_path: Path) -> None:
@@ -18,3 +20,13 @@ async def test_runners_up_are_those_of_the_decisions(tmp_path: Path) -> None:
         assert {one["request_id"]: one["runner_up"] for one in recent} == expected
         assert expected["r0"]["node"] == "far-1"
         assert expected["alone"] is None
+
+
+def test_an_answered_request_is_explained_as_long_however_many_are_refused() -> None:
+    decisions, made = Decisions(), Choice("home", False, 50.0, None, None)
+    record_of = {"tenant": "", "hedge": None}
+    decisions.add(made, record(request_id="mine", **record_of))
+    for number in range(KEPT + 1):
+        decisions.add(made, record(request_id=f"no-{number}", first_token_s=None, status=400, **record_of))
+    assert decisions.of("mine") is not None and decisions.of("no-0") is None
+    assert [one["request_id"] for one in decisions.latest(2)] == [f"no-{KEPT}", f"no-{KEPT - 1}"]

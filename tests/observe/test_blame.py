@@ -23,7 +23,7 @@ def quick(count: int = 10, region: str = "near", cached_tokens: int = 0) -> list
     return [shown for _ in range(count)]
 
 
-def refused(count: int, code: str) -> list[dict[str, Any]]:
+def failed(count: int, code: str) -> list[dict[str, Any]]:
     return [record(time=NOW, first_token_s=None, status=429, code=code) for _ in range(count)]
 
 
@@ -43,14 +43,19 @@ def test_every_term_of_the_budget_has_a_name() -> None:
         (quick() + late(4, prefill_s=0.6), Blame()),
         (quick(), Blame()),
         ([], Blame()),
-        (quick() + refused(6, "queue_full") + refused(5, "no_node"), Blame(code="queue_full")),
-        (quick() + refused(4, "queue_full"), Blame()),
     ],
 )
 def test_the_term_that_late_ones_lose_beyond_the_others(records: list[dict[str, Any]], found: Blame) -> None:
-    assert blame(records, SINCE) == found
+    assert blame(records, [], SINCE) == found
+
+
+def test_of_those_that_failed_the_most_frequent_code_is_told_unless_they_are_few() -> None:
+    some = failed(6, "queue_full") + failed(5, "no_node")
+    assert blame(quick(), some, SINCE) == Blame(code="queue_full")
+    assert blame(quick(), failed(4, "queue_full"), SINCE) == Blame()
 
 
 def test_what_is_long_ago_is_not_blamed() -> None:
     old = [{**one, "time": SINCE - 1} for one in late(queue_s=0.3)]
-    assert blame(old + quick(), SINCE) == Blame()
+    failures = [{**one, "time": SINCE - 1} for one in failed(9, "no_node")]
+    assert blame(old + quick(), failures, SINCE) == Blame()

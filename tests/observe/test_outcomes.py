@@ -43,7 +43,7 @@ def test_memory_is_bounded() -> None:
     outcomes = Outcomes(Burn(0.95))
     for number in range(3 * RECENT):
         outcomes.add(record(request_id=str(number)))
-    assert len(outcomes.recent) == RECENT
+    assert len(outcomes.latest(3 * RECENT)) == RECENT
     assert outcomes.latest(2)[-1]["request_id"] == str(3 * RECENT - 1)
 
 
@@ -57,3 +57,29 @@ def test_the_view_has_percentiles_of_five_minutes_and_their_examples() -> None:
     assert view["examples"]["p50"]["first_token_s"] == 0.05
     assert [one["count"] for one in view["slices"]] == [1, 100]
     assert view["count"] == 101
+
+
+def test_what_is_refused_pushes_nothing_out_and_is_blamed_for_nothing() -> None:
+    """A client whose model nobody serves comes back in a loop."""
+    outcomes = Outcomes(Burn(0.95))
+    for number in range(30):
+        late = number % 3 == 0
+        wait = 0.4 if late else 0.1
+        outcomes.add(
+            record(request_id=f"a{number}", first_token_s=wait, prefill_s=wait, region="far" if late else "near")
+        )
+    for number in range(6):
+        outcomes.add(record(request_id=f"f{number}", first_token_s=None, status=504, code="upstream_failed"))
+    before = outcomes.view(0.0, NOW)
+    for number in range(RECENT + 200):
+        outcomes.add(
+            record(request_id=f"r{number}", first_token_s=None, status=404, code="model_not_found", region=None)
+        )
+    after = outcomes.view(0.0, NOW)
+    assert before["blame"]["term"] == "prefill" and before["blame"]["code"] == "upstream_failed"
+    assert before["contrast"] and before["examples"]["p50"] is not None
+    assert [after[name] for name in ("blame", "contrast", "examples")] == [
+        before[name] for name in ("blame", "contrast", "examples")
+    ]
+    assert outcomes.of("a0") is not None and outcomes.of("f0") is not None and outcomes.of("r0") is None
+    assert outcomes.latest(1)[0]["request_id"] == f"r{RECENT + 199}"

@@ -82,7 +82,7 @@ export async function details(request) {
   parts.push(element("p", "quiet", facts.join("; ")));
   const answer = await fetch(`/admin/decisions/${encodeURIComponent(request.request_id)}`, { cache: "no-store" });
   if (answer.ok) parts.push(forecasts(await answer.json()));
-  else parts.push(element("p", "quiet", request.reason ? "What the choice knew is no longer kept: only the last 1,000 decisions are." : "It was refused before a node was chosen."));
+  else parts.push(element("p", "quiet", request.reason ? "What the choice knew is no longer kept: only those of the last 1,000 requests are, of answered ones, failed and refused each." : "It was refused before a node was chosen."));
   return parts;
 }
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edgeproxy.protocol.openai.checks import integer_of, number_of
 from edgeproxy.protocol.openai.codes import NODE_CODES, node_code
+from edgeproxy.protocol.openai.errors import ApiError
 
 ROOT = Path(__file__).parents[3]
+Check = Callable[[Any, str, int, int], float]
 RAISES = {"ApiError": 2, "invalid": 2, "too_many": 2}
 """What makes an error, and at which place its code is given."""
 
@@ -29,6 +34,14 @@ def test_every_code_of_a_node_is_known() -> None:
     said = set[str]().union(*(codes_of(path.read_text()) for path in files))
     assert len(said) > 10
     assert said <= NODE_CODES
+
+
+@pytest.mark.parametrize("check", [integer_of, number_of])
+@pytest.mark.parametrize("value", [-1, 9])
+def test_a_number_out_of_bounds_is_told_by_the_code_that_the_client_got(check: Check, value: int) -> None:
+    with pytest.raises(ApiError) as refused:
+        check(value, "max_tokens", 1, 8)
+    assert node_code(400, {"code": refused.value.code}) == refused.value.code
 
 
 @pytest.mark.parametrize(
