@@ -181,9 +181,22 @@ def _admin_url(config: Path) -> str:
     return f"http://{_reachable(admin)}"
 
 
+def _tls_port(config: Path) -> int:
+    """Of the deployment; else of the one that comes with edgeproxy."""
+    from edgeproxy.config import ConfigError
+    from edgeproxy.config_file import load
+
+    try:
+        https = load(config).listen.https
+    except ConfigError:
+        https = None
+    return 8443 if https is None else https.port
+
+
 @main.command("dev-cert")
+@CONFIG
 @STATE
-def dev_cert(state: Path) -> None:
+def dev_cert(config: Path, state: Path) -> None:
     """Make (or show) the development certificate for localhost, and say how clients come to trust it."""
     from edgeproxy.wire.tls import make_dev_certificate
 
@@ -196,7 +209,7 @@ def dev_cert(state: Path) -> None:
     click.echo(f"CA           {found.ca}")
     click.echo(f"SPKI hash    {found.spki_sha256_b64}")
     click.echo(f"valid until  {found.not_after:%Y-%m-%d %H:%M} UTC")
-    click.echo(f"\nfor curl:     curl --cacert {found.ca} https://localhost:8443/v1/models")
+    click.echo(f"\nfor curl:     curl --cacert {found.ca} https://localhost:{_tls_port(config)}/v1/models")
     click.echo(f"for Chromium: --ignore-certificate-errors-spki-list={found.spki_sha256_b64}")
 
 

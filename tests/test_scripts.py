@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from edgeproxy.cli import main
 
@@ -24,3 +26,33 @@ def test_help_is_told_without_installing_anything(tmp_path: Path, asked: str) ->
     options = {name for option in main.commands["serve"].params for name in option.opts}
     assert set(re.findall(r"^  (--\w+)", found.stdout, re.MULTILINE)) | {"--help"} == options | {"--help"}
     assert "EDGEPROXY_CONFIG" in found.stdout
+
+
+def test_the_certificates_line_to_paste_names_the_deployments_port(tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text((ROOT / "regions.yaml").read_text().replace("8443", "8503"))
+    state = ["--state", str(tmp_path / "state")]
+    told = CliRunner().invoke(main, ["dev-cert", *state], env={"EDGEPROXY_CONFIG": str(config)})
+    assert "https://localhost:8503/v1/models" in told.output
+    told = CliRunner().invoke(main, ["dev-cert", *state, "--config", str(tmp_path / "none.yaml")])
+    assert "https://localhost:8443/v1/models" in told.output
+
+
+@pytest.mark.parametrize(
+    ("asked", "python", "status"), [([], "", 0), (["--help"], "", 0), (["--device", "cpu"], "", 1), ([], "none", 2)]
+)
+def test_a_gpu_check_that_was_asked_for_and_not_run_is_a_failure(
+    tmp_path: Path, asked: list[str], python: str, status: int
+) -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there is a GPU")
+    stand_in = tmp_path / "python3"  # has no torch, and can tell the help
+    stand_in.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 1\nexec {sys.executable} "$@"\n')
+    stand_in.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VENV": str(tmp_path / "venv")}
+    environment |= {"PYTHON": str(tmp_path / python)} if python else {}
+    found = subprocess.run(
+        [ROOT / "scripts" / "gpu_check", *asked], env=environment, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == status, found
+    assert ("usage: scripts/gpu_check" if asked == ["--help"] else "no GPU check") in found.stdout + found.stderr

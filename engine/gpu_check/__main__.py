@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None, driver: Path = DRIVER) -> int:
     options = parser.parse_args(arguments)
     known = interpreted() if options.device == "cpu" else rows()
     if unknown := set(options.checks) - {row.name for row in known}:
-        parser.error(f"there is no check {', '.join(sorted(unknown))}; there are: {', '.join(r.name for r in known)}")
+        parser.error(f"there is no check {'; '.join(sorted(unknown))}; there are: {'; '.join(r.name for r in known)}")
     chosen = [row for row in known if not options.checks or row.name in options.checks]
     if options.tell is not None:
         end_with_parent()
