@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 from urllib.parse import quote
 
@@ -24,6 +25,8 @@ _HEDGES = {
     "failed": "sent to a second node too, because the first was late; the second failed",
     "abandoned": "sent to a second node too, because the first was late; the client left",
 }
+_LATE = "_late"
+"""How the reasons end for which a stream breaks off that has begun."""
 _TERMS = ("network", "queue", "prefill", "decode", "total")
 _ACTUAL = ("rtt_s", "queue_s", "prefill_s", "first_s")
 """What was measured of the terms, in their order. The total has more in it: the proxy's own work and the node's."""
@@ -81,16 +84,30 @@ def _course(found: Mapping[str, Any]) -> Iterator[str]:
     """What came of it, in the order in which it happened."""
     if found["hold_s"]:
         yield f"held here for {found['hold_s'] * 1e3:.1f} ms, because every node was hot"
-    for failure in found["failures"]:
+    failures = list(found["failures"])
+    before = list(takewhile(lambda failure: not failure.endswith(_LATE), failures))
+    for failure in before:
         yield f"failed: {failure}"
     if found["hedge"]:
         yield _HEDGES[found["hedge"]]
-    status = f"status {found['status']}" + (f", {found['code']}" if found["code"] else "")
-    if found["node"] is None or len(found["failures"]) >= found["attempts"]:
-        yield f"no node answered well; the client was told {status}"
-    else:
-        after = " after that" if found["failures"] else ""
-        yield f"answered by {found['node']} in {found['region']}{after}, attempt {found['attempts']}, {status}"
+    yield _answer(found, before)
+    for failure in failures[len(before) :]:
+        yield f"{'broke off' if failure.endswith(_LATE) else 'failed'}: {failure}"
+    if found["resumed_on"]:
+        yield f"resumed on {', then on '.join(found['resumed_on'])}"
+    if found["client_gone"] and found["first_token_s"] is not None:
+        yield "the client left before the end of its answer"
     if found["error_s"] is not None:
         expected, actual = found["expected_s"] * 1e3, found["actual_s"] * 1e3
         yield f"first token after {actual:.1f} ms; half of those with such a forecast come within {expected:.1f} ms"
+
+
+def _answer(found: Mapping[str, Any], failed: Sequence[str]) -> str:
+    """`failed`: attempts that did before any of it was there."""
+    status = f"status {found['status']}" + (f", {found['code']}" if found["code"] else "")
+    if found["client_gone"] and found["first_token_s"] is None:
+        return f"the client left before anything was answered; it waited for {found['node'] or 'a node'}"
+    if found["node"] is None or len(failed) >= found["attempts"]:
+        return f"no node answered well; the client was told {status}"
+    after = " after that" if failed else ""
+    return f"answered by {found['node']} in {found['region']}{after}, attempt {found['attempts']}, {status}"

@@ -72,7 +72,11 @@ class Call:
     hedge: Hedge | None = None
     """What became of a second copy; None where there was none."""
     resumes: int = 0
-    """How often another node went on with its stream."""
+    """How often another node went on with its stream..."""
+    resumed_on: tuple[str, ...] = ()
+    """...and which. Its `node` is the one that its first token came from, to which its times belong."""
+    written: int | None = None
+    """Tokens of a stream, as far as it came; a usage tells better."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     """As the node that answered counted them, where it has said so by its first content."""
@@ -187,11 +191,12 @@ def record_of(call: Call, now: float, time: float) -> dict[str, Any]:
     """Its line in the log. `now`: when it ended, as the call's moments; `time`: the same in Unix seconds."""
     client, rtt, edge, hold, failover, parse, queue, prefill, first, relay, rest, total = call.ledger()
     _, finish, usage, failed = call.ending or _UNKNOWN
-    prompt, cached, written = call.prompt_tokens, call.cached_tokens, None
+    prompt, cached, written = call.prompt_tokens, call.cached_tokens, call.written
     if usage is not None:
         counted, found = counts_of(usage)
         prompt, cached = prompt if counted is None else counted, cached if found is None else found
-        written = _count(usage.get("completion_tokens"))
+        told = _count(usage.get("completion_tokens"))
+        written = written if told is None else told
     return {
         "event": "request",
         "time": time,
@@ -208,6 +213,7 @@ def record_of(call: Call, now: float, time: float) -> dict[str, Any]:
         "attempts": call.attempts,
         "failures": call.failures,
         "resumes": call.resumes,
+        "resumed_on": call.resumed_on,
         "hedge": call.hedge,
         "reason": None if call.choice is None else call.choice.reason,
         "expected_s": call.expected_s,

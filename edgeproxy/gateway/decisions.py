@@ -18,12 +18,15 @@ _OUTCOME = (
     "model",
     "status",
     "code",
+    "client_gone",
     "region",
     "node",
     "attempts",
     "failures",
+    "resumed_on",
     "hedge",
     "hold_s",
+    "first_token_s",
 )
 
 

@@ -118,7 +118,7 @@ class Pump:
             events, rest = timings.apart(events)
         await answer.begin(self._begun.headers, transcript.take(events))
         if timings is not None and rest:
-            await answer.write(transcript.take(map(timings.in_event, rest)))
+            await answer.write(transcript.take([timings.in_event(event) for event in rest]))
         heard = quiet.since = monotonic()
         while data := await response.read():
             quiet.since = inf

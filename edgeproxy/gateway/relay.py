@@ -181,18 +181,21 @@ class Relay:
         transcript = Transcript(
             begun.numerics, Said() if request.continues and call.path == CHAT_PATH.encode() else None
         )
-        while True:
-            try:
-                with closing(begun.response):
-                    return await self._pump(visit.node, begun, transcript, request, answer, call)
-            except Broken as broken:
-                self._broke(visit.node, broken.reason, call)
-                found = await self._successor(visit, transcript, request, call)
-                if found is None:
-                    if broken.ending is not None:
-                        return broken.ending
-                    raise
-                begun = found
+        try:
+            while True:
+                try:
+                    with closing(begun.response):
+                        return await self._pump(visit.node, begun, transcript, request, answer, call)
+                except Broken as broken:
+                    self._broke(visit.node, broken.reason, call)
+                    found = await self._successor(visit, transcript, request, call)
+                    if found is None:
+                        if broken.ending is not None:
+                            return broken.ending
+                        raise
+                    begun = found
+        finally:  # a client that leaves has got tokens too
+            call.written = transcript.written
 
     async def _pump(
         self, node: Node, begun: Begun, transcript: Transcript, request: Request, answer: Answer, call: Call
@@ -223,7 +226,7 @@ class Relay:
         if found is not None:
             visit.resumed()
             self._metrics.resumed(outcome)
-            call.node, call.region = visit.node.name, visit.node.region
+            call.resumed_on += (visit.node.name,)
         elif transcript.resume() is not None:
             self._metrics.resumed("failed")
         return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from edgeproxy.gateway.continuation import Said
-from edgeproxy.protocol.node.resume import MAX_IDS, Resume, decode_note, is_note
+from edgeproxy.protocol.node.resume import MAX_IDS, Resume, count_ids, decode_note, is_note
 from edgeproxy.protocol.openai.sse import DONE, Event, encode
 
 MAX_SINCE = 16
@@ -17,6 +18,8 @@ MAX_NOTE_BYTES = 2**16
 """Kept as they came, before they are read and put together: most streams end before that."""
 _ERROR = b'{"error"'
 """How a native node's error event begins; looking for it anywhere would cost more than all else here."""
+_TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal|text|arguments)":\s*"[^"]')
+"""In an event with something to read. Quotes within a text are escaped there, so that no text looks like it."""
 _DIGITS = 11
 """Bytes of an id and its comma, at most."""
 
@@ -45,8 +48,10 @@ class Transcript:
         "_max_tokens",
         "_notes",
         "_seed",
+        "_shown",
         "_since",
         "_sound",
+        "_written",
         "numerics",
         "said",
     )
@@ -65,6 +70,10 @@ class Transcript:
         self._chars = 0
         self._notes = bytearray()
         """Those that were not read yet, as they came."""
+        self._written = 0
+        """Tokens of notes that were read."""
+        self._shown = 0
+        """Events with text, where no notes tell of tokens."""
         self._since: list[Event] = []
         """Events after the last note."""
 
@@ -73,30 +82,35 @@ class Transcript:
         self._read()
         return self._sound and self._seed is not None
 
-    def take(self, events: Iterable[Event]) -> bytes:
+    def take(self, events: Sequence[Event]) -> bytes:
         """What the client gets of these events. Raises NodeGaveUp."""
-        if self.said is not None:
-            return self._take_text(self.said, list(events))
-        if self.numerics is None:
-            return b"".join([event.raw for event in events])
-        return self._take_notes(events)
+        passed = self._take(events)
+        if self.numerics is None or not (self._notes or self._written):
+            self._shown += sum([not event.comment and _TEXT.search(event.data) is not None for event in events])
+        return passed
+
+    @property
+    def written(self) -> int:
+        """Tokens so far: by a native node's notes; of others the events with text, a token each on most servers."""
+        return self._written + count_ids(self._notes) + self._shown
 
     def goes_on_as_text(self) -> None:
         """The next events are those of a node that goes on from the text alone."""
         if self.said is not None:
             self.numerics, self._sound, self._before = None, False, self.said.chunks
 
-    def _take_text(self, said: Said, events: list[Event]) -> bytes:
-        for event in events:
-            said.add(event)
-        before = self._before
-        if before is not None:
-            return b"".join([said.rename(event, before) for event in events])
+    def _take(self, events: Sequence[Event]) -> bytes:
+        said, before = self.said, self._before
+        if said is not None:
+            for event in events:
+                said.add(event)
+            if before is not None:
+                return b"".join([said.rename(event, before) for event in events])
         if self.numerics is None:
             return b"".join([event.raw for event in events])
         return self._take_notes(events)
 
-    def _take_notes(self, events: Iterable[Event]) -> bytes:
+    def _take_notes(self, events: Sequence[Event]) -> bytes:
         passed: list[bytes] = []
         if len(self._notes) > MAX_NOTE_BYTES:
             self._read()
@@ -145,6 +159,7 @@ class Transcript:
 
     def _read(self) -> None:
         lines = self._notes.splitlines()
+        self._written += count_ids(self._notes)
         self._notes.clear()
         for line in lines:
             note = decode_note(bytes(line))

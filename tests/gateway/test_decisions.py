@@ -24,7 +24,7 @@ async def test_runners_up_are_those_of_the_decisions(tmp_path: Path) -> None:
 
 def test_an_answered_request_is_explained_as_long_however_many_are_refused() -> None:
     decisions, made = Decisions(), Choice("home", False, 50.0, None, None)
-    record_of = {"tenant": "", "hedge": None}
+    record_of = {"tenant": "", "hedge": None, "resumed_on": ()}
     decisions.add(made, record(request_id="mine", **record_of))
     for number in range(KEPT + 1):
         decisions.add(made, record(request_id=f"no-{number}", first_token_s=None, status=400, **record_of))

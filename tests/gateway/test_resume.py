@@ -13,9 +13,10 @@ import orjson
 import pytest
 
 from edgeproxy.config import GatewayLimits
+from edgeproxy.explain import render
 from edgeproxy.gateway.resume import may_leave
 from tests import fake_behaviours, fake_exchange
-from tests.fake_native import Native, complete, cut, give_up, resumed_by_gate, stall, text_of
+from tests.fake_native import End, Native, complete, cut, give_up, resumed_by_gate, stall, text_of
 from tests.gateway.drive import Edge, Exchange, ask, begin, chat, edge
 
 SEED_NEAR, SEED_FAR = 11, 22
@@ -283,3 +284,45 @@ async def test_what_the_nodes_are_told_is_what_the_client_got(tmp_path: Path, mo
         sent = orjson.loads(p.edge.far.chats[0].body)
         assert {name: value for name, value in sent.items() if name != "resume"} == asked(seed=3)
         unbroken(exchange, p)
+
+
+async def test_a_first_token_belongs_to_the_node_that_gave_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair(tmp_path, monkeypatch) as p:
+        p.near.ends = [cut(9)]
+        unbroken(await ask(p.edge.app, asked(), headers={"x-request-id": "r-1"}), p)
+        found = (await ask(p.edge.admin, method="GET", path="/admin/decisions/r-1")).json
+        metrics = (await ask(p.edge.admin, method="GET", path="/metrics")).body.decode()
+        (request,) = p.edge.lines.requests
+    assert (request["node"], request["region"], request["resumed_on"]) == ("near-1", "near", ["far-1"])
+    assert 'edgeproxy_first_token_seconds_count{region="near"} 1.0' in metrics
+    assert 'edgeproxy_first_token_seconds_count{region="far"}' not in metrics
+    text = render(found)
+    assert "came: near-1" in text and "answered by near-1 in near, attempt 1, status 200\n" in text
+    assert text.index("answered by") < text.index("broke off: near-1: cut_late") < text.index("resumed on far-1")
+    assert "no node answered well" not in text
+
+
+@pytest.mark.parametrize("ends", [[], [cut(9)]])
+async def test_tokens_that_no_usage_tells_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: list[End]
+) -> None:
+    async with pair(tmp_path, monkeypatch) as p:
+        p.near.ends = ends
+        reply = await ask(p.edge.app, chat("ok", stream=True))
+        assert not any(chunk.get("usage") for chunk in reply.events()[:-1])
+        metrics = (await ask(p.edge.admin, method="GET", path="/metrics")).body.decode()
+        assert p.edge.lines.requests[0]["completion_tokens"] == 11
+    assert 'edgeproxy_tokens_total{kind="output",model="ok"} 11.0' in metrics
+
+
+async def test_tokens_are_counted_of_a_client_that_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair(tmp_path, monkeypatch) as p:
+        p.near.ends = [stall(9)]
+        exchange = begin(p.edge.app, asked(), headers={"x-request-id": "r-1"})
+        await exchange.until(lambda seen: seen.body.count(b"data: ") >= 4)
+        exchange.leave()
+        await exchange.done()
+        found = (await ask(p.edge.admin, method="GET", path="/admin/decisions/r-1")).json
+        (request,) = p.edge.lines.requests
+    assert request["client_gone"] and 0 < request["completion_tokens"] < 11
+    assert "the client left before the end of its answer" in render(found)

@@ -113,3 +113,17 @@ def test_an_error_of_the_request_itself_is_told_and_not_gone_on_with() -> None:
 def test_a_node_that_tells_nothing_is_passed_on_as_it_comes() -> None:
     events = [Event(b"", b":e chars=0 ids=1\n", comment=True), *SseParser().feed(stream(WORDS))]
     assert Transcript(None).take(events) == b":e chars=0 ids=1\n" + stream(WORDS)
+
+
+def test_tokens_are_counted_by_notes_and_without_them_by_events_with_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert taken(stream(WORDS) + encode_note(9, ()) + encode_note(9, (7, 8, 9)) + FINISH + DONE).written == 7
+    plain = SseParser().feed(ROLE + b"".join(chunk({"content": word}) for word in [*WORDS, '"content": "x"']) + FINISH)
+    for numerics in (None, "n"):
+        found = Transcript(numerics)
+        found.take(plain)
+        assert found.written == 5
+    monkeypatch.setattr(module, "MAX_NOTE_BYTES", 10)
+    found = Transcript("n")
+    for event in SseParser().feed(stream(WORDS * 20)):
+        found.take([event])
+    assert found.written == 80

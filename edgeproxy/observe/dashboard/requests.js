@@ -78,6 +78,8 @@ export async function details(request) {
     `${request.prompt_tokens ?? "–"} prompt tokens, ${request.cached_tokens ?? "–"} of them cached`,
     `${request.completion_tokens ?? "–"} tokens answered in ${milliseconds(request.total_s)}`,
     ...(request.failures || []).map((failure) => `failed: ${failure}`),
+    ...(request.resumed_on || []).map((node) => `resumed on ${node}`),
+    ...(request.client_gone ? ["the client left before the end"] : []),
   ];
   parts.push(element("p", "quiet", facts.join("; ")));
   const answer = await fetch(`/admin/decisions/${encodeURIComponent(request.request_id)}`, { cache: "no-store" });

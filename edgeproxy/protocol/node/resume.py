@@ -46,6 +46,11 @@ def encode_note(chars: int, ids: Sequence[int], opening: tuple[int, int] | None 
     return b"%b%bchars=%d ids=%b\n" % (_MARK, begin, chars, ",".join(map(str, ids)).encode())
 
 
+def count_ids(notes: bytes | bytearray) -> int:
+    """Tokens that whole notes tell of, at next to no cost: none of them is read."""
+    return notes.count(b",") + notes.count(b"ids=") - notes.count(b"ids=\n")
+
+
 def decode_note(line: bytes) -> Note | None:
     """None for a line that no sound node sends."""
     found = _NOTE.fullmatch(line)
