@@ -88,7 +88,7 @@ class Session(Connection):
             for message in self._h3.handle_event(event):
                 self._message(message)
             if idle := self._h3.take_idle_frames():
-                self._spend_control(idle)
+                self.idle(idle)
             if isinstance(event, StopSendingReceived | StreamReset):
                 self._given_up(event.stream_id)
 
@@ -194,7 +194,7 @@ class Session(Connection):
         if not self._resets.take(time.monotonic()):
             self.quic.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="too many requests taken back")
 
-    def _spend_control(self, frames: float) -> None:
+    def idle(self, frames: float) -> None:
         if not self._control.take(time.monotonic(), frames):
             self.quic.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="too many frames that say nothing")
 

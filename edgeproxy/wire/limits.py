@@ -44,11 +44,11 @@ class Limits:
     """Frames of one h2 connection, or pieces of h1 bodies on one connection, that are worked on before all others have
     had their turn."""
     datagrams_per_turn: int = 8
-    """The same for the datagrams of one h3 connection."""
+    """The same for the datagrams of one h3 connection; eight frames are as much as a datagram."""
     datagrams_waiting: int = 256
     """Datagrams of one h3 connection that wait for their turn; what comes beyond is lost, as the network loses some."""
     control_burst: int = 1000
-    """Frames of one h2 or h3 connection that cost work and bring no request further (PING, SETTINGS, WINDOW_UPDATE,
+    """Frames of one h2 or QUIC connection that cost work and bring no request further (PING, SETTINGS, WINDOW_UPDATE,
     PRIORITY, acknowledgements, unknown types, whatever is for streams that have ended, DATA of next to nothing), at
     once: no window bounds them."""
     control_per_s: float = 100.0

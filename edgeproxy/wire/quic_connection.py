@@ -22,6 +22,8 @@ from edgeproxy.wire.turns import Turns
 
 Address = tuple[Any, ...]
 _TIMER_SLACK_S = 0.001
+_FRAMES_PER_PIECE = 8
+"""Frames in one datagram that are as much work as a datagram; most hold fewer."""
 
 
 class Home(Protocol):
@@ -67,6 +69,9 @@ class Connection:
     def event(self, event: QuicEvent) -> None:
         """Something happened on the connection."""
 
+    def idle(self, frames: float) -> None:
+        """So many frames came that bring nothing further; an honest peer sends next to none."""
+
     def flushed(self) -> None:
         """Datagrams have been sent: acknowledgements and credit that arrived before have had their effect."""
 
@@ -92,8 +97,10 @@ class Connection:
             self._queue.append((data, address))
 
     def _take(self, data: bytes, address: Address, now: float) -> None:
-        self._turns.spend()
         self.quic.receive_datagram(data, address, now)
+        self._turns.spend(1 + self.quic.frames // _FRAMES_PER_PIECE)
+        if idle := self.quic.idle_frames:
+            self.idle(idle)
         self._take_events()
 
     def _go_on(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from aioquic.buffer import encode_uint_var
 from aioquic.h3.connection import H3Connection
 from aioquic.h3.events import DataReceived, H3Event, Headers, HeadersReceived
 from aioquic.quic.configuration import QuicConfiguration
@@ -21,7 +22,9 @@ from aioquic.quic.events import (
     StopSendingReceived,
     StreamReset,
 )
-from aioquic.tls import SessionTicket
+from aioquic.quic.packet import QuicFrameType, QuicPacketType
+from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.tls import Epoch, SessionTicket
 
 T = TypeVar("T")
 PATIENCE_S = 20.0
@@ -38,6 +41,27 @@ def get(path: str = "/", method: str = "GET") -> Headers:
 
 def post(path: str = "/", *fields: tuple[bytes, bytes]) -> Headers:
     return [*get(path, "POST"), *fields]
+
+
+def packet(quic: QuicConnection, frames: bytes) -> bytes:
+    """A datagram of the connection with a PING and these frames, which the connection itself knows nothing of."""
+    builder = QuicPacketBuilder(
+        host_cid=quic.host_cid,
+        is_client=True,
+        max_datagram_size=len(frames) + 100,
+        packet_number=quic._packet_number,
+        peer_cid=quic._peer_cid.cid,
+        version=quic._version or 1,
+    )
+    builder.start_packet(QuicPacketType.ONE_RTT, quic._cryptos[Epoch.ONE_RTT])
+    builder.start_frame(QuicFrameType.PING).push_bytes(frames)
+    (datagram,), _ = builder.flush()
+    quic._packet_number = builder.packet_number
+    return datagram
+
+
+def stream_frame(stream_id: int, offset: int, data: bytes) -> bytes:
+    return b"\x0e" + b"".join(map(encode_uint_var, (stream_id, offset, len(data)))) + data
 
 
 @dataclass
@@ -122,6 +146,11 @@ class Peer(asyncio.DatagramProtocol):
         """Octets on a stream, whatever they mean."""
         self.quic.send_stream_data(stream_id, data, end)
         self.flush()
+
+    def frames(self, frames: bytes) -> None:
+        """A datagram of these frames."""
+        assert self._transport
+        self._transport.sendto(packet(self.quic, frames))
 
     def reset(self, stream_id: int, code: int = 0x10C) -> None:
         self.quic.reset_stream(stream_id, code)

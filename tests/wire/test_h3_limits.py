@@ -18,7 +18,7 @@ from edgeproxy.wire.limits import KIB, Limits
 from edgeproxy.wire.service import Receive, Send
 from edgeproxy.wire.tls import DevCertificate
 from tests.client.h3_edge import Probe, echo, read_body, reply, serving, soon
-from tests.client.h3_peer import PATIENCE_S, Peer, get, post
+from tests.client.h3_peer import PATIENCE_S, Peer, get, post, stream_frame
 
 
 def code(body: bytes) -> Any:
@@ -324,6 +324,24 @@ async def test_a_flood_of_frames_that_say_nothing_ends_the_connection(
         stream = peer.request(post(), b"", end=False)
         peer.raw(stream, 60 * frame)
         assert (await peer.closing()).error_code == ErrorCode.H3_EXCESSIVE_LOAD
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [b"\x01", b"\x10\x01", b"\x05\x00\x00", stream_frame(0, 0, b"x"), stream_frame(0, 0, b"")],
+    ids=["PING", "MAX_DATA", "STOP_SENDING", "one octet of a stream", "none"],
+)
+async def test_a_flood_of_quic_frames_that_bring_nothing_ends_its_connection_alone(
+    frame: bytes, certificate: DevCertificate
+) -> None:
+    async with serving(echo, certificate, Limits(control_burst=50, control_per_s=0)) as edge:
+        peer, bystander = await edge.peer(), await edge.peer()
+        stream = peer.request(post(), b"", end=False)
+        assert stream == 0
+        await peer.round_trip()
+        peer.frames(100 * frame)
+        assert (await peer.closing()).error_code == ErrorCode.H3_EXCESSIVE_LOAD
+        assert (await bystander.reply(bystander.request(get()))).status == 200
 
 
 async def test_many_small_requests_are_no_flood(certificate: DevCertificate) -> None:

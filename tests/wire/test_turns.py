@@ -167,6 +167,9 @@ class Home:
 class Receiver:
     """In the place of a QUIC connection."""
 
+    frames = 1
+    idle_frames = 0.0
+
     def __init__(self) -> None:
         self.received: list[bytes] = []
 
@@ -189,3 +192,14 @@ async def test_the_datagrams_of_one_connection_are_worked_on_in_portions_in_orde
     assert receiver.received == [b"%d" % number for number in range(8)]  # what did not fit is lost, as in the network
     connection.receive(b"later", ("h", 1), 0.0)
     assert receiver.received[-1] == b"later"
+
+
+async def test_a_datagram_of_many_frames_takes_as_much_of_a_turn_as_many_datagrams() -> None:
+    receiver: Any = Receiver()
+    receiver.frames = 16
+    connection = Connection(receiver, Home(datagrams_per_turn=6, datagrams_waiting=20), "h", 0.0)
+    for number in range(6):
+        connection.receive(b"%d" % number, ("h", 1), 0.0)
+    assert receiver.received == [b"0", b"1"]
+    await asyncio.sleep(0)
+    assert receiver.received == [b"0", b"1", b"2", b"3"]
