@@ -25,7 +25,7 @@ from edgeproxy.observe.fleet import NodeView
 from edgeproxy.observe.live import MAX_CLIENTS, Live
 from edgeproxy.observe.outcomes import SHOWN
 from edgeproxy.observe.reloads import ReloadStatus
-from edgeproxy.observe.verdict import Lately, verdict
+from edgeproxy.observe.verdict import Lately, Verdict, verdict
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.upstream.node import Fleet
 from edgeproxy.web import error_response, json, starlette
@@ -66,7 +66,7 @@ class Known:
         return {
             **self.status(),
             **found,
-            "verdict": verdict(self.nodes(), found["burn"], lately, found["objective"], why)._asdict(),
+            "verdict": self._verdict(found["burn"], lately, found["objective"], why)._asdict(),
             "now": now,
             "started": self.started,
             "locations": self.fleet.locations,
@@ -74,6 +74,9 @@ class Known:
             "codes": requests.codes,
             "costs": [[*place, cost] for place, cost in self.costs(now).items()],
         }
+
+    def _verdict(self, burn: list[dict[str, Any]], lately: Lately, objective: float, why: Blame) -> Verdict:
+        return verdict(self.nodes(), burn, lately, objective, why, self.reloads.error)
 
     def costs(self, now: float) -> dict[tuple[str, str], float]:
         """(model, region) -> of 1,000 tokens over the last hour."""

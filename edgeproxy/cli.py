@@ -175,7 +175,7 @@ def _admin_url(config: Path) -> str:
     try:
         admin = load(config).listen.admin
     except ConfigError as error:
-        _fail(str(error))
+        _fail(f"{error}\nA proxy that runs on an older one can be asked by its listener: --admin 127.0.0.1:9080")
     if admin is None:
         _fail(f"{config}: has no `listen: admin:`; decisions are told there only")
     return f"http://{_reachable(admin)}"

@@ -19,6 +19,7 @@ from edgeproxy.app import build
 from edgeproxy.config_file import load
 from edgeproxy.gateway.app import AsgiApp
 from edgeproxy.observe.reloads import ReloadStatus
+from edgeproxy.protocol.openai.sse import SseParser
 from edgeproxy.reload import Reload
 from edgeproxy.upstream.launch import Launcher
 from edgeproxy.upstream.node import Fleet, Node
@@ -200,6 +201,12 @@ async def test_a_broken_file_keeps_what_was_in_force_and_says_why(tmp_path: Path
         host = {"host": "127.0.0.1:9080"}
         shown = (await ask(s.admin, method="GET", path="/admin/status", headers=host)).json["configuration"]
         assert remedy in shown["error"]
+        feed = begin(s.admin, method="GET", path="/admin/events", headers=host)
+        await feed.until(lambda seen: seen.body.count(b"\n\n") >= 2)
+        feed.leave()
+        await feed.done()
+        (event,) = [event for event in SseParser().feed(feed.body) if event.data]
+        assert remedy in orjson.loads(event.data)["verdict"]["text"]
         metrics = (await ask(s.admin, method="GET", path="/metrics", headers=host)).body
         assert b"edgeproxy_config_stale 1.0" in metrics
         assert b'edgeproxy_config_reloads_total{outcome="refused"} 1.0' in metrics

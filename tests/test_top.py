@@ -146,6 +146,15 @@ def test_an_admin_address_may_be_given_as_people_write_it(given: str, asked: str
         assert f"{asked} " in told.output and "is the proxy running" in told.output
 
 
+def test_a_file_that_cannot_be_used_is_no_dead_end(tmp_path: Path) -> None:
+    """What it broke under a running proxy is what one wants to look at then."""
+    (file := tmp_path / "mine.yaml").write_text("budgt_ms: 3\n")
+    for command in (["top", "--once"], ["explain", "id"]):
+        told = CliRunner().invoke(main, [*command, "--config", str(file)])
+        assert told.exit_code == 1
+        assert "budgt_ms" in told.output and "--admin 127.0.0.1:9080" in told.output
+
+
 @pytest.mark.parametrize("given", ["ftp://127.0.0.1:9", "http://", "127.0.0.1:port", ":9", ""])
 def test_what_is_no_address_is_refused_with_an_example(given: str) -> None:
     told = CliRunner().invoke(main, ["top", "--admin", given])

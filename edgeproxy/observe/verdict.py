@@ -16,6 +16,9 @@ _FARTHER_S, _FARTHER = 0.02, 2.0
 """A region is farther away than it was when its round trip is so much, and so many times, its least of five minutes."""
 
 
+Mood = Literal["good", "warn", "bad"]
+
+
 class Lately(NamedTuple):
     """Of the last five minutes."""
 
@@ -34,7 +37,7 @@ class Lately(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    mood: Literal["good", "warn", "bad"]
+    mood: Mood
     text: str
 
 
@@ -44,8 +47,21 @@ def verdict(
     lately: Lately,
     objective: float,
     found: Blame | None = None,
+    broken: str | None = None,
 ) -> Verdict:
-    """`burn` as `Burn.view` tells it. `found`: what is to blame where users wait."""
+    """`burn` as `Burn.view` tells it. `found`: what is to blame where users wait. `broken`: why the operator's files
+    cannot be used."""
+    told = _of_users(nodes, burn, lately, objective, found or Blame())
+    if broken is None:
+        return told
+    mood: Mood = "warn" if told.mood == "good" else told.mood
+    why = " ".join(broken.split())
+    return Verdict(mood, f"{told.text}; the files on disk cannot be used, older ones are in force: {why}")
+
+
+def _of_users(
+    nodes: Sequence[NodeView], burn: Sequence[Mapping[str, Any]], lately: Lately, objective: float, found: Blame
+) -> Verdict:
     if not any(node.ready for node in nodes):
         return Verdict("bad", "Nobody is served: every node is down")
     whole = all(node.ready for node in nodes)
@@ -53,7 +69,7 @@ def verdict(
     burning = {pair["severity"] for pair in burn if pair["state"] == "burning"}
     paged = "page" in burning
     if paged or (lately.share is not None and lately.share < objective):
-        reasons = _reasons(lately, found or Blame())
+        reasons = _reasons(lately, found)
         text = "; ".join([_trouble(lately, paged), *(reasons + parts if whole else parts + reasons)])
         return Verdict("bad" if paged else "warn", text)
     well = whole and not burning and len(parts) == 1

@@ -75,6 +75,17 @@ def test_a_request_opens_with_its_terms_and_what_the_choice_knew(deployment: Dep
     assert page.errors == []
 
 
+def test_a_request_fits_a_phone_and_the_nodes_a_laptop(deployment: Deployment, page: Browser) -> None:
+    ask(deployment)
+    for width, place in ((360, "#details"), (1280, ".nodes")):
+        page.open(f"http://127.0.0.1:{deployment.admin}/dashboard", width=width)
+        wait_until(lambda: bool(page.ask("document.querySelector('#recent button') !== null")), 30, deployment)
+        page.ask("document.querySelector('#recent button').click()")
+        wait_until(lambda: "runner-up" in text(page, "#details-body"), 30, deployment)
+        shown = f"document.querySelector('{place}')"
+        assert page.ask(f"{shown}.scrollWidth <= {shown}.clientWidth"), place
+
+
 def test_the_chat_answers_and_says_where_the_time_went(deployment: Deployment, page: Browser) -> None:
     page.open(f"http://127.0.0.1:{deployment.admin}/dashboard/chat")
     wait_until(lambda: bool(page.ask("document.querySelector('#model')?.value")), 30, deployment)

@@ -80,6 +80,21 @@ async def test_a_stream_cut_anywhere_is_the_whole_one(
         assert await resumed_everywhere(served, body(**fields)) > 2
 
 
+@pytest.mark.parametrize(("text", "fields"), CASES)
+async def test_the_proxy_counts_the_tokens_that_the_usage_tells(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, text: str, fields: dict[str, Any]
+) -> None:
+    fake = FakeExecutor(script=says(tokenizer, text), built_for=LIMITS)
+    async with serving(fake, tokenizer, chat_template, token=TOKEN) as served:
+        events = await stream(served, body(**fields))
+    transcript = Transcript("fp_fake")
+    transcript.take(events)
+    (usage,) = [
+        chunk["usage"] for event in events if b'"choices":[]' in event.data if (chunk := orjson.loads(event.data))
+    ]
+    assert transcript.written == usage["completion_tokens"]
+
+
 async def test_so_is_one_of_the_older_completions(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
     ids = [*tokenizer.encode("Once upon a time there was a fox. 💡"), tokenizer.eos_ids[-1]]
     fake = FakeExecutor(script=lambda history: ids[min(len(history), len(ids) - 1)], built_for=LIMITS)

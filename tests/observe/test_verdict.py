@@ -88,3 +88,16 @@ def test_what_is_down_comes_before_what_that_does_to_the_rest() -> None:
 def test_many_nodes_that_are_down_are_counted_and_not_named() -> None:
     nodes = [node(f"n-{number}", ready=number == 0) for number in range(8)]
     assert verdict(nodes, QUIET, WELL, 0.95).text.endswith("; 7 of 8 nodes down")
+
+
+@pytest.mark.parametrize(("lately", "mood"), [(WELL, "warn"), (LATE, "warn")])
+def test_files_that_cannot_be_used_are_told_whatever_else_there_is(lately: Lately, mood: str) -> None:
+    whole = verdict(BOTH, QUIET, lately, 0.95)
+    found = verdict(BOTH, QUIET, lately, 0.95, broken="mine.yaml: unknown key 'budgt_ms'")
+    assert found.mood == mood
+    assert found.text.startswith(whole.text)
+    assert found.text.endswith("older ones are in force: mine.yaml: unknown key 'budgt_ms'")
+
+
+def test_files_that_cannot_be_used_make_nothing_better() -> None:
+    assert verdict([node("a", ready=False)], QUIET, WELL, 0.95, broken="x").mood == "bad"
