@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 PING_S = 10.0
 """At most this long between signs of life while a request is open: models may think longer than clients wait."""
+_DATAGRAMS_PER_REQUEST = 2
+"""That are as much work as one request."""
 _ALL_STREAMS = (1 << 62) - 4
 _KEEP_ALIVE, _DRAIN = 1, 2
 _SAFE = ("GET", "HEAD")
@@ -85,17 +87,32 @@ class Session(Connection):
         elif self._h3 is not None:
             if isinstance(event, StreamDataReceived):
                 self._stamp(event.stream_id)
+            unasked = isinstance(event, StreamReset) and self._is_unasked(event.stream_id)
             for message in self._h3.handle_event(event):
                 self._message(message)
             if idle := self._h3.take_idle_frames():
                 self.idle(idle)
             if isinstance(event, StopSendingReceived | StreamReset):
                 self._given_up(event.stream_id)
+            if isinstance(event, StreamDataReceived) and event.end_stream:
+                self._check_headless(event.stream_id)
+            elif isinstance(event, StreamReset) and unasked:
+                self._turn_away(event.stream_id, ErrorCode.H3_REQUEST_INCOMPLETE)
 
     def _stamp(self, stream_id: int) -> None:
         new = stream_id % 4 == 0 and stream_id not in self.requests and stream_id not in self._opening
         if new and not self.h3.is_ignored(stream_id):
             self._opening[stream_id] = time.monotonic()
+
+    def _is_unasked(self, stream_id: int) -> bool:
+        """Neither a request nor the beginning of one has come on the stream, nor did we end it ourselves."""
+        known = stream_id in self.requests or stream_id in self._opening
+        return stream_id % 4 == 0 and not (known or self.h3.is_ignored(stream_id))
+
+    def _check_headless(self, stream_id: int) -> None:
+        """To be called at the end of a stream: the head of a request may never have come."""
+        if self._opening.pop(stream_id, None) is not None:
+            self._turn_away(stream_id, ErrorCode.H3_REQUEST_INCOMPLETE)
 
     def _message(self, message: H3Event) -> None:
         if isinstance(message, HeadersReceived):
@@ -115,19 +132,19 @@ class Session(Connection):
         stream_id, limits = message.stream_id, self._service.limits
         first_byte = self._opening.pop(stream_id, time.monotonic())
         if not self.quic.writable(stream_id):  # STOP_SENDING overtook the request
-            self._spend_reset()
-            self.h3.abort(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
+            self._turn_away(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
             return
         closing = self._closes_at is not None and stream_id >= self._closes_at
         if closing or len(self.requests) >= limits.streams_per_connection:
             self.h3.abort(stream_id, ErrorCode.H3_REQUEST_REJECTED)
             return
         self._next_stream = max(self._next_stream, stream_id + 4)
+        self._turns.spend(_DATAGRAMS_PER_REQUEST)
         try:
             head = parse_request(message.headers)
         except MalformedRequest as error:
             _log.debug("malformed request from %s: %s", self.host, error)
-            self.h3.abort(stream_id, ErrorCode.H3_MESSAGE_ERROR)
+            self._turn_away(stream_id, ErrorCode.H3_MESSAGE_ERROR)
             return
         error_ = too_large(head, limits)
         if error_ is not None:
@@ -173,7 +190,13 @@ class Session(Connection):
             )
             self._answer(message.stream_id, ApiError(431, text, "headers_too_large"))
         else:
-            self.h3.abort(message.stream_id, ErrorCode.H3_MESSAGE_ERROR)
+            self._turn_away(message.stream_id, ErrorCode.H3_MESSAGE_ERROR)
+
+    def _turn_away(self, stream_id: int, code: ErrorCode) -> None:
+        """Costs the client as little as a request that it takes back, and us as much."""
+        self._spend_reset()
+        self.h3.abort(stream_id, code)
+        self.wake()
 
     def _answer(self, stream_id: int, error: ApiError, *, bodyless: bool = False) -> None:
         write_error(self.h3, stream_id, error, self._service.date(), bodyless=bodyless)

@@ -7,6 +7,7 @@ from h2.errors import ErrorCodes
 from hyperframe.frame import (
     DataFrame,
     Frame,
+    HeadersFrame,
     PingFrame,
     PriorityFrame,
     RstStreamFrame,
@@ -95,4 +96,14 @@ async def test_malformed_requests_are_limited(serve_plain: Serve, field: tuple[s
     client.h2.config.validate_outbound_headers = client.h2.config.normalize_outbound_headers = False
     for _ in range(300):
         client.request("GET", "/", field)
+    assert await calmed(client) in CALM
+
+
+async def test_trailers_that_do_not_end_their_request_are_limited(serve_plain: Serve) -> None:
+    edge = await serve_plain(echo, LIMITS)
+    client = await edge.connect_h2()
+    trailers = client.h2.encoder.encode([("x", "y")])
+    for _ in range(300):
+        stream = client.request("POST", end=False)
+        client.write(HeadersFrame(stream, trailers, flags=["END_HEADERS"]).serialize())
     assert await calmed(client) in CALM

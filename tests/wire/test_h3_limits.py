@@ -260,6 +260,39 @@ async def test_rapid_resets_end_the_connection(certificate: DevCertificate) -> N
         assert bystander.closed is None
 
 
+@pytest.mark.parametrize("kind", ["malformed head", "no head", "no head, reset", "trailers first"])
+async def test_streams_that_bring_no_request_are_charged_as_requests_taken_back(
+    kind: str, certificate: DevCertificate
+) -> None:
+    async with serving(echo, certificate, Limits(resets_burst=10, resets_per_s=0)) as edge:
+        peer, bystander = await edge.peer(), await edge.peer()
+        for _ in range(11):
+            if kind == "malformed head":
+                peer.request(get("relative"))
+            elif kind == "trailers first":
+                peer.request([(b"checksum", b"1")])
+            else:
+                stream = peer.quic.get_next_available_stream_id()
+                peer.quic.send_stream_data(stream, b"", end_stream=kind != "no head, reset")
+                if kind == "no head, reset":
+                    peer.reset(stream)
+            await peer.round_trip()
+        assert (await peer.closing()).error_code == ErrorCode.H3_EXCESSIVE_LOAD
+        assert (await bystander.reply(bystander.request(get()))).status == 200
+
+
+async def test_a_reset_that_our_own_early_answer_asked_for_is_not_charged(certificate: DevCertificate) -> None:
+    limits = Limits(body_bytes=10, resets_burst=3, resets_per_s=0)
+    async with serving(echo, certificate, limits) as edge:
+        peer = await edge.peer()
+        for _ in range(20):
+            stream = peer.request(post("/", (b"content-length", b"1001")), end=False)
+            assert (await peer.reply(stream)).status == 413
+            peer.reset(stream)
+            await peer.round_trip()
+        assert peer.closed is None
+
+
 async def test_an_idle_connection_is_closed_gracefully(certificate: DevCertificate) -> None:
     limits = Limits()
     async with serving(echo, certificate, limits) as edge:
