@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from edgeproxy.protocol.node.request import Terms
@@ -64,6 +65,8 @@ class Chat:
         node that is to be resumed.
         """
         self.opener.check(request)
+        if request.tools.mode == "required":  # its answer is calls and no text that could stop
+            request = replace(request, stop=(), stop_token_ids=())
         usable = request.tools.callable
         prompt = Prompt(
             await self.prompt(request, terms.salt),

@@ -22,7 +22,6 @@ class TokenLogprobs:
         self._tokenizer = tokenizer
         self._held: deque[tuple[int, TokenLogprob]] = deque()
         """With the number of characters before each."""
-        self._shown = 0
 
     def push(self, token: int, logprobs: Logprobs, before: int) -> None:
         """before: how many characters of the whole text all earlier tokens have completed."""
@@ -30,10 +29,9 @@ class TokenLogprobs:
         self._held.append((before, self._entry(token, logprobs.sampled, top)))
 
     def shown(self, characters: int) -> tuple[TokenLogprob, ...]:
-        """So many more characters go out: the tokens that begin in the text up to there."""
-        self._shown += characters
+        """So many characters are out in all: the tokens that begin in the text up to there, and were not told."""
         told = []
-        while self._held and self._held[0][0] < self._shown:
+        while self._held and self._held[0][0] < characters:
             told.append(self._held.popleft()[1])
         return tuple(told)
 

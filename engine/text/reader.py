@@ -11,7 +11,7 @@ from engine.text.detokenize import Detokenizer
 from engine.text.logprobs import TokenLogprobs
 from engine.text.stop import StopStrings
 from engine.text.tokenizer import Tokenizer
-from engine.text.tools.events import Event, Parser, joined, size_of, without
+from engine.text.tools.events import CallStart, Event, Parser, joined, size_of, without
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ class Reader:
         self._logprobs = None if request.top_logprobs is None else TokenLogprobs(tokenizer)
         self._skip = skip
         self._parser = parser
+        self._called = False
+        """A call has been told."""
         self._characters = 0
         """Of all text that tokens have completed, shown or held back."""
         self.tokens = -known
@@ -66,45 +68,55 @@ class Reader:
 
     def read(self, tokens: tuple[int, ...], logprobs: tuple[Logprobs, ...] = ()) -> Piece:
         """logprobs: of each token, where the request asks for them; of replayed ones the client has them already."""
-        text, events = "", list[Event]()
+        events = list[Event]()
         for index, token in enumerate(tokens):  # one by one: what follows the answer's end is neither shown nor counted
             self.tokens += 1
             if token in self._stop_ids:
                 continue
             if self._logprobs is not None and logprobs:
                 self._logprobs.push(token, logprobs[index], self._characters)
-            new = self._pass_on(self._detokenizer.push((token,)))
-            text += new
-            if self._parser is not None:
-                events += self._parser.push(new)
+            events += self._read(self._detokenizer.push((token,)))
             if self._stops.found or (self._parser is not None and self._parser.ended):
-                return self._piece(text, events, tokens[: index + 1], "stop")
-        return self._piece(text, events, tokens)
+                return self._last(events, tokens[: index + 1], "stop")
+        return self._piece(events, tokens)
 
     def end(self, piece: Piece, finish: FinishReason) -> Piece:
         """The last piece, with what was held back."""
-        text = self._pass_on(self._detokenizer.finish())
-        text += self._stops.finish()
-        events = self._parser.push(text) if self._parser is not None else []
-        last = self._piece(text, events, piece.ids, "stop" if self._stops.found else finish)
+        last = self._last(self._read(self._detokenizer.finish()), piece.ids, finish)
         rest = self._logprobs.rest() if self._logprobs is not None and not self._stops.found else ()
         return replace(last, events=piece.events + last.events, logprobs=piece.logprobs + last.logprobs + rest)
 
-    def _pass_on(self, text: str) -> str:
-        """What can be shown of new text. Stop strings count from the first text after min_tokens."""
+    def _read(self, text: str) -> list[Event]:
+        """What can be told of new text."""
         self._characters += len(text)
-        return text if self.tokens <= self._min_tokens else self._stops.push(text)
+        return self._before_stop([text] if self._parser is None else self._parser.push(text))
 
-    def _piece(self, text: str, events: list[Event], ids: tuple[int, ...], finish: FinishReason | None = None) -> Piece:
-        """`events`: what the parser made of the text."""
-        told = self._logprobs.shown(len(text)) if self._logprobs is not None else ()
-        if self._parser is None:
-            new = text[self._skip :]
-            self._skip -= len(text) - len(new)
-            return Piece((new,) if new else (), finish, ids, told)
-        if finish is not None:
-            events = events + self._parser.finish(cut=finish == "length")
-            finish = "tool_calls" if self._parser.calls and finish == "stop" else finish
+    def _before_stop(self, events: list[Event]) -> list[Event]:
+        """Stop strings are looked for in the text around calls, so that none cuts a call, and count from the first text
+        after min_tokens."""
+        told: list[Event] = []
+        for event in events:
+            if isinstance(event, str):
+                told.append(event if self.tokens <= self._min_tokens else self._stops.push(event))
+            elif not self._stops.found:
+                told += [self._stops.finish(), event]
+                self._called = self._called or isinstance(event, CallStart)
+        return told
+
+    def _last(self, events: list[Event], ids: tuple[int, ...], finish: FinishReason) -> Piece:
+        unfinished = False
+        if self._parser is not None and not self._stops.found:
+            events = events + self._before_stop(self._parser.finish(cut=finish == "length"))
+            unfinished = self._parser.unfinished
+        events = [*events, self._stops.finish()]
+        finish = "stop" if self._stops.found else finish
+        return self._piece(
+            events, ids, "tool_calls" if finish == "stop" and self._called and not unfinished else finish
+        )
+
+    def _piece(self, events: list[Event], ids: tuple[int, ...], finish: FinishReason | None = None) -> Piece:
+        shown = self._characters - self._stops.kept
+        told = self._logprobs.shown(shown) if self._logprobs is not None else ()
         return Piece(self._new(joined(events)), finish, ids, told)
 
     def _new(self, events: list[Event]) -> tuple[Event, ...]:

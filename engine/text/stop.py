@@ -17,11 +17,22 @@ class StopStrings:
         self._told = told
         self._held = ""
         self.found = False
+        self.kept = 0
+        """Characters that were not passed on: held back, of a stop string, or behind it."""
 
     def push(self, text: str) -> str:
         """The text that is safe to show. After a stop string was found: nothing more."""
-        if self.found:
-            return ""
+        shown = "" if self.found else self._before(text)
+        self.kept += len(text) - len(shown)
+        return shown
+
+    def finish(self) -> str:
+        """What was held back and turned out to be no stop string."""
+        held, self._held = self._held, ""
+        self.kept -= len(held)
+        return held
+
+    def _before(self, text: str) -> str:
         text = self._held + text
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if matches:
@@ -32,11 +43,6 @@ class StopStrings:
         keep = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
-
-    def finish(self) -> str:
-        """What was held back and turned out to be no stop string."""
-        held, self._held = self._held, ""
-        return held
 
 
 def overlap(text: str, stop: str) -> int:

@@ -158,6 +158,47 @@ REFUSED: dict[str, Any] = {
     "truncate_prompt_tokens": 5,
     "typical_p": 0.5,
     "use_beam_search": True,
+    "adaptive_target": 0.5,
+    "custom_logit_processor": "a",
+    "custom_params": {"a": 1},
+    "dry_multiplier": 0.8,
+    "dynatemp_range": 0.5,
+    "input_ids": [1],
+    "logprob_token_ids": [1],
+    "lora": [{"id": 0, "scale": 1}],
+    "max_new_tokens": 5,
+    "min_keep": 2,
+    "min_new_tokens": 5,
+    "mirostat": 2,
+    "n_cmpl": 2,
+    "n_discard": 5,
+    "n_indent": 4,
+    "n_keep": 5,
+    "n_probs": 3,
+    "parse_tool_calls": False,
+    "post_sampling_probs": True,
+    "reasoning": {"effort": "high"},
+    "reasoning_budget": 0,
+    "repeat_last_n": 64,
+    "repetition_detection": {"max_pattern_size": 3},
+    "response_fields": ["content"],
+    "return_meta_info": True,
+    "return_prompt_text": True,
+    "return_prompt_token_ids": True,
+    "return_routed_experts": True,
+    "return_tokens": True,
+    "samplers": ["top_k"],
+    "sampling_seed": 7,
+    "session_params": {"id": "a"},
+    "t_max_predict_ms": 500,
+    "task": "title",
+    "tfs_z": 0.9,
+    "thinking_budget_tokens": 0,
+    "thinking_token_budget": 5,
+    "top_n_sigma": 1.5,
+    "vllm_xargs": {"a": 1},
+    "watermarking": True,
+    "xtc_probability": 0.5,
     "cache_salt": "a",
     "function_call": "auto",
     "functions": [{"name": "f"}],
@@ -253,3 +294,10 @@ async def test_reasoning_is_asked_for_in_vain_of_a_model_that_does_not_reason(
 ) -> None:
     for effort, status in ("high", 400), ("minimal", 400), ("none", 200), (None, 200):
         assert (await asked(tokenizer, template, {"reasoning_effort": effort})).call.status == status
+
+
+async def test_what_other_engines_take_for_nothing_is_nothing(tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    neutral = {name: values[0] for name, values in UNSUPPORTED.items() if values}
+    seen = await asked(tokenizer, template, neutral | {"mirostat_tau": 5, "dry_base": 1.75})
+    assert seen.content == TEXT
+    assert seen.call.headers[b"x-edge-ignored"] == b"mirostat_tau, dry_base"

@@ -242,3 +242,42 @@ async def test_wherever_a_call_that_must_come_is_cut_no_part_of_it_is_content(
             assert call.status == 200, call.body
             message = put_together(call.chunks()) if stream else call.json()["choices"][0]["message"]
             assert not message["content"]
+
+
+STOPS = ["}", "{", '"', "\n", "get_weather", "<tool_call>", "</tool_call>", "name", " "]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_stop_cuts_a_call_that_must_come(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, stream: bool
+) -> None:
+    ids = tokenizer.encode(ONE)[1:9]
+    for stops in [{"stop": [stop]} for stop in STOPS] + [{"stop_token_ids": list(ids)}]:
+        message = await answer(tokenizer, chat_template, TWO, tool_choice="required", stream=stream, more=stops)
+        assert calls(message) == [("get_weather", ARGUMENTS), ("clock", {})], stops
+        assert (message["content"] or "", message["finish"]) == ("", "tool_calls")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_strings_are_looked_for_around_calls_that_the_model_writes_and_not_in_them(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, stream: bool
+) -> None:
+    for stop in [*STOPS, "look.<", "}\n</tool"]:
+        message = await answer(tokenizer, chat_template, TWO, stream=stream, stop=[stop])
+        assert calls(message) == [("get_weather", ARGUMENTS), ("clock", {})], stop
+        assert (message["content"] or "", message["finish"]) == ("", "tool_calls")
+    before = await answer(tokenizer, chat_template, f"I look.\n{ONE}", stream=stream, stop=["look"])
+    assert (before["content"], before["finish"], before.get("tool_calls") or []) == ("I ", "stop", [])
+    behind = await answer(tokenizer, chat_template, f"{ONE}\nSo it is. {ONE}", stream=stream, stop=["is"])
+    assert (behind["content"], behind["finish"], calls(behind)) == (
+        "So it ",
+        "tool_calls",
+        [("get_weather", ARGUMENTS)],
+    )
+
+
+async def test_a_call_that_the_model_leaves_unfinished_is_not_told_as_one_to_run(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    message = await answer(tokenizer, chat_template, ONE.partition(', "days')[0])
+    assert (message["finish"], len(message["tool_calls"])) == ("stop", 1)

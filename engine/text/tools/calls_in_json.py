@@ -31,6 +31,7 @@ class CallsInJson(Parser):
         events: list[Event] = []
         within = self._call is not None
         if self._call is not None:
+            self.unfinished = self._call.in_arguments
             events += self._call.finish()
             self._end(self._call, [] if cut and self.marks else events)
         self.rest(within, events, cut=cut)

@@ -35,6 +35,8 @@ class Parser(ABC):
         """Begun so far."""
         self.ended = False
         """The answer is over here, whatever else was sampled."""
+        self.unfinished = False
+        """The answer has ended in the middle of its last call. Known from `finish` on."""
 
     @abstractmethod
     def push(self, text: str) -> list[Event]: ...
@@ -58,7 +60,7 @@ class CallsOnly(Parser):
         return self._calls_of(self._inner.finish(cut=cut))
 
     def _calls_of(self, events: list[Event]) -> list[Event]:
-        self.calls, self.ended = self._inner.calls, self._inner.ended
+        self.calls, self.ended, self.unfinished = self._inner.calls, self._inner.ended, self._inner.unfinished
         return [event for event in events if not isinstance(event, str)]
 
 

@@ -74,6 +74,11 @@ class JsonCall:
     def ended(self) -> bool:
         return self._state is _State.ENDED
 
+    @property
+    def in_arguments(self) -> bool:
+        """Its beginning was told, and its arguments are not whole."""
+        return self._state is _State.ARGUMENTS
+
     def push(self, text: str) -> list[Event]:
         """Not to be called once it has ended."""
         if self._state is _State.HEAD:
@@ -153,12 +158,13 @@ def _calls_of(text: str, names: frozenset[str]) -> list[tuple[str, str]]:
 
 
 def _call_of(value: Any, names: frozenset[str]) -> tuple[str, str] | None:
-    if not isinstance(value, dict) or value.get("name") not in names:
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or name not in names:
         return None
     arguments: Any = next((value[key] for key in _KEYS if value.get(key) is not None), {})
     if not isinstance(arguments, dict):
         return None
     try:
-        return value["name"], orjson.dumps(arguments).decode()
+        return name, orjson.dumps(arguments).decode()
     except orjson.JSONEncodeError:  # nested too deeply
         return None

@@ -32,12 +32,14 @@ class LlamaJsonParser(CallsInJson):
             events.append(without_begun(self.held, TAG) if cut and not self._text else self.held)
 
     def _begin(self) -> bool:
-        """Before a call: the tag may come before the first, white space and semicolons before the others."""
-        begins = self.held.lstrip(" \t\r\n;") if self.calls else self.held.lstrip().removeprefix(TAG).lstrip()
-        self.marks = self.marks or (not self.calls and self.held.lstrip().startswith(TAG))
+        """Before a call: one tag may come before the first, white space and semicolons before the others."""
+        begins = self.held.lstrip(" \t\r\n;" if self.calls else None)
+        may_be_tag = not self.calls and not self.marks
+        if may_be_tag and begins.startswith(TAG):
+            begins, self.marks, may_be_tag = begins.removeprefix(TAG).lstrip(), True, False
         if self.marks and not self.calls:
             self.held = begins
-        if not begins or (not self.calls and TAG.startswith(begins)):
+        if not begins or (may_be_tag and TAG.startswith(begins)):
             return False
         if begins[0] == "{":
             self.begin(begins)

@@ -37,6 +37,7 @@ class MistralParser(CallsInJson):
             events.append(refused)
 
     def rest(self, within: bool, events: list[Event], *, cut: bool) -> None:
+        self.unfinished = self.unfinished or self._arguments is not None
         if within or (cut and self._marked):
             return
         if self._marked and not self._in_list:

@@ -25,6 +25,8 @@ class PythonicParser(Parser):
         super().__init__(names)
         self._held = ""
         self._text = False
+        self._tagged = False
+        """A tag came, and was left out."""
         self._seen = 0
         """Of `_held`, by the brackets below."""
         self._depth = 0
@@ -37,9 +39,11 @@ class PythonicParser(Parser):
             return [text]
         self._held += text
         begins = self._held.lstrip()
-        if not self._seen and begins.startswith(TAG):
-            self._held = begins = begins.removeprefix(TAG).lstrip()
-        if not begins or TAG.startswith(begins):
+        if not self._tagged and begins.startswith(TAG):
+            self._held, self._tagged = begins.removeprefix(TAG), True
+        if self._tagged and not self._seen:
+            self._held = begins = self._held.lstrip()
+        if not begins or (not self._tagged and TAG.startswith(begins)):
             return []
         end = None
         if begins[0] == "[":

@@ -31,6 +31,7 @@ class Repeats(Parser):
 
     def finish(self, *, cut: bool = False) -> list[Event]:
         events = self._passed(self._inner.finish(cut=cut))
+        self.unfinished = self._inner.unfinished and not self.ended
         return events if self.ended else events + self._released()
 
     def _passed(self, events: list[Event]) -> list[Event]:

@@ -74,6 +74,7 @@ PIECES = st.one_of(
             '"',
             "f(",
             "<|python_tag|>",
+            '{"name":{}}',
         ]
     ),
     st.text(max_size=6),
@@ -158,6 +159,8 @@ def test_each_format_is_read(make: Make, answer: str) -> None:
         '<tool_call>{"name": "unknown", "arguments": {}}</tool_call> and more',
         "<tool_call>no JSON</tool_call>",
         '<tool_call>{"name": "f"',
+        '{"name": {}}',
+        '{"name": ["f"], "arguments": {}}',
         "[1, 2, 3] are numbers",
         "[unknown(a=1)]",
         "[TOOL_CALLS]unknown[ARGS]{}",
@@ -170,6 +173,32 @@ def test_what_is_no_call_is_text(make: Make, answer: str) -> None:
     events = read(make, [answer])
     assert calls(events) == []
     assert texts(events) == answer
+
+
+@pytest.mark.parametrize("make", [LlamaJsonParser, PythonicParser])
+@pytest.mark.parametrize("between", ["", " "])
+def test_of_two_tags_the_second_is_text_however_they_come(make: Make, between: str) -> None:
+    answer = f"<|python_tag|>{between}<|python_tag|>"
+    assert read(make, [answer]) == read(make, list(answer)) == ["<|python_tag|>"]
+
+
+@pytest.mark.parametrize(
+    ("make", "begins", "whole"),
+    [
+        (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": 1', "}}</tool_call>"),
+        (LlamaJsonParser, '{"name": "f", "parameters": {"a": 1', "}}"),
+        (MistralParser, '[TOOL_CALLS]f[ARGS]{"a": 1', "}"),
+        (MistralParser, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1', "}}]"),
+        (once, '<tool_call>{"name": "f", "arguments": {"a": 1', "}}</tool_call>"),
+        (lambda names: CallsOnly(HermesParser(names)), '<tool_call>{"name": "f", "arguments": {"a": 1', "}}"),
+    ],
+)
+def test_who_ends_in_a_call_has_not_finished_it(make: Make, begins: str, whole: str) -> None:
+    for text, unfinished in (begins, True), (begins + whole, False):
+        parser = make(NAMES)
+        parser.push(text)
+        parser.finish()
+        assert parser.unfinished == unfinished
 
 
 CUT = [
