@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import NamedTuple
 
 from edgeproxy.routing.gain import Gain
@@ -77,7 +76,8 @@ class Outlook:
         """Real queue by the prompts ahead: a scheduler that takes short prompts first makes it small..."""
         self.shared = Gain(0.0, _MAX_SHARED)
         """...and has prompts share the steps: what a prompt took longer, by the smaller of itself and those ahead."""
-        self._learnt_at = -inf
+        self._learnt_at: float | None = None
+        """None until it is first seen."""
 
     def cost(self, now: float, tokens: float, *, doubted: bool = False) -> float:
         """`forecast(...).total`: asked of every node at every request, and therefore unrolled.
@@ -159,7 +159,9 @@ class Outlook:
 
     def probed(self, now: float) -> None:
         """It lives: where it has not answered for a while, its pace is doubted, so that it does not starve."""
-        if now - self._learnt_at > STARVED_S and not self.load.pending:
+        if self._learnt_at is None:
+            self._learnt_at = now
+        elif now - self._learnt_at > STARVED_S and not self.load.pending:
             self.pace.relax()
 
     def ended(self, sent: Sent, now: float, *, served: bool) -> None:

@@ -27,7 +27,8 @@ LEAST_SHARE = 0.25
 """Of what a node declares a token to take: no sample makes it less. Two alike cannot tell it from fixed cost, and a
 token taken to cost nothing makes a queue of any length look empty."""
 RELAXED = 0.8
-"""By so much a node that gets no requests looks faster at each probe: it is tried again (Peak-EWMA decays likewise)."""
+"""By so much a node that gets no requests, or never got any, looks faster at each probe: it is tried
+(Peak-EWMA decays likewise)."""
 _OUTLIER = 4.0
 """A sample moves the model as if it were at most so many mean errors away: one stalled answer is no new speed."""
 _OUTLIER_FLOOR = 0.5
@@ -48,7 +49,7 @@ _MOST: Vector = (MAX_DECODE_S, MAX_PER_TOKEN_S * _TOKENS, MAX_PER_TOKEN_S * _ROW
 class Pace:
     """Seconds. `per_token` and the others are read in every forecast, hence plain attributes."""
 
-    __slots__ = ("_fit", "_least", "decode", "error", "per_row", "per_token", "samples")
+    __slots__ = ("_eased", "_fit", "_least", "decode", "error", "per_row", "per_token", "samples")
 
     def __init__(self, per_token: float = PRIOR_PER_TOKEN_S, decode: float = PRIOR_DECODE_S) -> None:
         self.decode = decode
@@ -58,6 +59,8 @@ class Pace:
         """Mean distance of samples from the model, as a share of what was expected."""
         self.samples = 0
         self._least = 0.0
+        self._eased = 1.0
+        """What is left of others' figures and of declared ones: a node that never answered must not starve on those."""
         self._fit = LeastSquares(_PRIOR)
 
     def expect(self, tokens: float, running: float) -> float:
@@ -73,23 +76,24 @@ class Pace:
         if tokens_per_s > 0:
             self._least = LEAST_SHARE * min(1.0 / tokens_per_s, MAX_PER_TOKEN_S)
             if not self.samples:
-                self.per_token = self._least / LEAST_SHARE
-                doubt = (_DECLARED_DOUBT * self.per_token * _TOKENS) ** 2
+                declared = self._least / LEAST_SHARE
+                self.per_token = max(declared * self._eased, self._least)
+                doubt = (_DECLARED_DOUBT * declared * _TOKENS) ** 2
                 self._fit = LeastSquares((_PRIOR[0], max(_PRIOR[1], doubt), _PRIOR[2]))
 
     def suppose(self, other: Pace) -> None:
         """Another node of the model has answered, and this one never has: it is taken to be alike."""
         if not self.samples:
-            self.decode, self.per_row = other.decode, other.per_row
+            self.decode, self.per_row = other.decode * self._eased, other.per_row * self._eased
             if not self._least:
-                self.per_token = other.per_token
+                self.per_token = other.per_token * self._eased
 
     def relax(self) -> None:
         """No answer for a while: what made it slow may be over, and nobody would find out if it were never tried."""
-        if self.samples:
-            self.decode *= RELAXED
-            self.per_row *= RELAXED
-            self.per_token = max(self.per_token * RELAXED, self._least)
+        self._eased *= RELAXED
+        self.decode *= RELAXED
+        self.per_row *= RELAXED
+        self.per_token = max(self.per_token * RELAXED, self._least)
 
     def observe(self, tokens: float, running: float, seconds: float) -> None:
         """An answer's prefill and first decode step together took `seconds`. Never called for a failed request."""

@@ -93,6 +93,18 @@ def test_a_slow_node_that_gets_no_requests_is_tried_again_in_the_end() -> None:
     assert slow.expect(300, 2) < usual.expect(300, 2)
 
 
+def test_what_is_supposed_of_a_node_that_never_answers_fades_too_and_a_probe_does_not_bring_it_back() -> None:
+    supposed, known = Pace(), taught(Pace(), 5, Random(6), speed=10.0)
+    supposed.declared(100.0)
+    supposed.suppose(known)
+    for _ in range(12):
+        supposed.relax()
+        supposed.declared(100.0)
+        supposed.suppose(known)
+    assert supposed.decode < 0.1 * known.decode
+    assert supposed.per_token == 0.25 / 100.0, "as far as samples may take it"
+
+
 def test_a_first_answer_that_is_much_sooner_than_declared_is_believed_of_the_next_like_it() -> None:
     """A node's declared rate is that of its rehearsal, which may have been slow: all the difference from one sample is
     more than the fixed cost can give."""
