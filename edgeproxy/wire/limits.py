@@ -45,8 +45,11 @@ class Limits:
     had their turn."""
     datagrams_per_turn: int = 8
     """The same for the datagrams of one h3 connection; eight frames are as much as a datagram."""
+    handshakes_per_turn: int = 1
+    """The same for the datagrams of all QUIC handshakes together: no datagram asks for more work than the first one."""
     datagrams_waiting: int = 256
-    """Datagrams of one h3 connection that wait for their turn; what comes beyond is lost, as the network loses some."""
+    """Datagrams of one h3 connection, or of all QUIC handshakes, that wait for their turn; what comes beyond is lost,
+    as the network loses some."""
     control_burst: int = 1000
     """Frames of one h2 or QUIC connection that cost work and bring no request further (PING, SETTINGS, WINDOW_UPDATE,
     PRIORITY, acknowledgements, unknown types, whatever is for streams that have ended, DATA of next to nothing), at

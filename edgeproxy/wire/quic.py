@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -28,10 +29,13 @@ from edgeproxy.wire.limits import MIB, Limits
 from edgeproxy.wire.quic_connection import Address, Connection, Home
 from edgeproxy.wire.quota import Quota
 from edgeproxy.wire.tickets import Tickets
+from edgeproxy.wire.turns import Turns
 
 _log = logging.getLogger(__name__)
 
 SOCKET_BUFFER_BYTES = 4 * MIB
+_UNPROVEN_SHARE = 4
+"""One in so many of the handshakes in progress may be of clients that have not proved their address."""
 _INTERNAL_ERROR = 0x102
 """H3_INTERNAL_ERROR (RFC 9114 section 8.1)."""
 
@@ -66,6 +70,9 @@ class Endpoint(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
         self._paused = False
         self._emptied = asyncio.Event()
+        self._handshakes = Turns(self.loop, limits.handshakes_per_turn, lambda: None, self._next_in_line)
+        self._in_line: deque[tuple[bytes, Address]] = deque()
+        """Datagrams of newcomers, and of handshakes in progress, that wait for their turn."""
 
     @property
     def address(self) -> Address:
@@ -89,21 +96,45 @@ class Endpoint(asyncio.DatagramProtocol):
         assert isinstance(data, bytes)
         if not data:
             return
-        now = time.monotonic()
+        connection = self._routes.get(self._destination(data))
+        if connection is not None and connection not in self._handshaking:
+            self._deliver(connection, data, address, time.monotonic())
+        elif connection is None and not _may_open(data):
+            return
+        elif not self._handshakes.waiting:
+            self._shake_hands(data, address)
+        elif len(self._in_line) < self.limits.datagrams_waiting:
+            self._in_line.append((data, address))
+
+    def _destination(self, data: bytes) -> bytes:
+        """The connection id that a datagram is for (RFC 8999 section 5)."""
         if data[0] & 0x80:
-            try:
-                connection = self._long_header(data, address, now)
-            except Exception:
-                _log.exception("cannot take a datagram from %s", address[0])
-                return
-        else:  # RFC 9000 section 17.3: one byte, then the connection id
-            connection = self._routes.get(data[1 : 1 + self.configuration.connection_id_length])
+            return data[6 : 6 + data[5]] if len(data) > 5 else b""
+        return data[1 : 1 + self.configuration.connection_id_length]
+
+    def _deliver(self, connection: Connection, data: bytes, address: Address, now: float) -> None:
+        self.guard(connection, connection.receive, data, address, now)
+        if connection.quic.started:
+            self.wake(connection)
+        else:  # nothing in its first datagram could be decrypted: not worth a place
+            self.remove(connection)
+
+    # ---- handshakes: they are the most work, and all of them together have one share of the loop
+
+    def _shake_hands(self, data: bytes, address: Address) -> None:
+        self._handshakes.spend()
+        now = time.monotonic()
+        try:
+            connection = self._routes.get(self._destination(data)) or self._newcomer(data, address, now)
+        except Exception:
+            _log.exception("cannot take a datagram from %s", address[0])
+            return
         if connection is not None:
-            self.guard(connection, connection.receive, data, address, now)
-            if connection.quic.started:
-                self.wake(connection)
-            else:  # nothing in its first datagram could be decrypted: not worth a place
-                self.remove(connection)
+            self._deliver(connection, data, address, now)
+
+    def _next_in_line(self) -> None:
+        while self._in_line and not self._handshakes.waiting:
+            self._shake_hands(*self._in_line.popleft())
 
     def error_received(self, error: Exception) -> None:
         _log.debug("UDP socket: %s", error)
@@ -159,17 +190,12 @@ class Endpoint(asyncio.DatagramProtocol):
     def handshaken(self, connection: Connection) -> None:
         self._handshaking.pop(connection, None)
 
-    def _long_header(self, data: bytes, address: Address, now: float) -> Connection | None:
+    def _newcomer(self, data: bytes, address: Address, now: float) -> Connection | None:
         try:
             header = pull_quic_header(Buffer(data=data), host_cid_length=self.configuration.connection_id_length)
         except ValueError:
             return None
         if header.packet_type == QuicPacketType.VERSION_NEGOTIATION or header.version is None:
-            return None
-        connection = self._routes.get(header.destination_cid)
-        if connection is not None:
-            return connection
-        if len(data) < SMALLEST_MAX_DATAGRAM_SIZE:  # RFC 9000 sections 6.1 and 14.1
             return None
         if header.version not in self.configuration.supported_versions:
             self._send(
@@ -191,7 +217,7 @@ class Endpoint(asyncio.DatagramProtocol):
             self._refuse(header, address)
             return None
         original = self._redeem(header, address, now)
-        if original is None and half_open >= limits.half_open // 2:
+        if original is None and half_open >= limits.half_open // _UNPROVEN_SHARE:
             self._ask_again(header, address, now)
             return None
         release = self._quota.admit(address[0])
@@ -297,6 +323,11 @@ class Endpoint(asyncio.DatagramProtocol):
             self.remove(connection)
         if self._transport is not None:
             self._transport.close()
+
+
+def _may_open(data: bytes) -> bool:
+    """A datagram for no connection that we know is worth a look (RFC 9000 sections 6.1 and 14.1)."""
+    return data[0] & 0x80 != 0 and len(data) >= SMALLEST_MAX_DATAGRAM_SIZE
 
 
 def udp_socket(where: socket.socket | config.Address) -> socket.socket:

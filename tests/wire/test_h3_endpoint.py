@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 
 import pytest
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicErrorCode
 
+from edgeproxy.client.aioquic_internals import Quic
 from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.quic import Endpoint
+from edgeproxy.wire.quic_connection import Connection, Home
+from edgeproxy.wire.tickets import Tickets
 from edgeproxy.wire.tls import DevCertificate
 from tests.client.h3_edge import echo, serving
 from tests.client.h3_peer import get
@@ -27,8 +34,8 @@ async def test_connections_beyond_the_limit_are_refused_at_once(limits: Limits, 
 
 
 async def test_half_open_connections_make_later_ones_prove_their_address(certificate: DevCertificate) -> None:
-    """Below half of the limit no Retry; from there each newcomer pays a round trip, and is served."""
-    async with serving(echo, certificate, Limits(half_open=4)) as edge:
+    """Below a quarter of the limit no Retry; from there each newcomer pays a round trip, and is served."""
+    async with serving(echo, certificate, Limits(half_open=8)) as edge:
         for _ in range(2):
             (await edge.peer(wait=False)).deaf = True
         honest = await edge.peer()
@@ -84,3 +91,26 @@ async def test_a_client_that_speaks_no_h3_is_turned_away(certificate: DevCertifi
     async with serving(echo, certificate) as edge:
         peer = await edge.peer(wait=False, alpn_protocols=["hq-interop"])
         assert (await peer.closing()).error_code == QuicErrorCode.CRYPTO_ERROR + 120
+
+
+async def test_handshakes_have_one_share_of_the_loop_together_and_are_not_hoarded(certificate: DevCertificate) -> None:
+    configuration = QuicConfiguration(is_client=False, alpn_protocols=["h3"])
+    configuration.load_cert_chain(certificate.certificate, certificate.key)
+    begun: list[int] = []
+    turn = 0
+
+    def make(quic: Quic, home: Home, host: str, now: float) -> Connection:
+        begun.append(turn)
+        return Connection(quic, home, host, now)
+
+    endpoint = Endpoint(configuration, Limits(handshakes_per_turn=2, datagrams_waiting=6), make, Tickets(1))
+    for _ in range(20):
+        client = QuicConnection(configuration=QuicConfiguration(is_client=True, alpn_protocols=["h3"]))
+        client.connect(("h", 1), now=0.0)
+        endpoint.datagram_received(client.datagrams_to_send(0.0)[0][0], ("127.0.0.1", 1))
+    for _ in range(10):
+        turn += 1
+        await asyncio.sleep(0)
+    assert begun == [0, 0, 1, 1, 2, 2, 3, 3]  # what did not fit is lost, as in the network
+    for connection in list(endpoint.connections):
+        endpoint.remove(connection)
