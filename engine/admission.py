@@ -108,6 +108,24 @@ class Admission:
             raise refusal
         return out, self._full(out)
 
+    def overdue(self, now: float) -> tuple[Sequence, ApiError] | None:
+        """Whose turn it is, and what to tell it, where it has waited for as long as anybody may and is to expect as
+        much again: answers before it turned out longer than those before them.
+
+        Who was let in whatever the wait (nothing was known, or somebody has seen a part of it) waits on.
+        """
+        pace, most_s = self._gauges.pace, self._max_wait_s
+        if pace is None or most_s is None or not self._waiting:
+            return None
+        head = self._waiting.next()
+        waited_s = now - head.submitted
+        if waited_s <= most_s or head.charged or not head.bounded:
+            return None
+        wait = self._wait_of(head, (), pace)
+        if wait.seconds <= most_s:
+            return None
+        return head, refusals.waited_too_long(waited_s, wait.seconds, most_s, self._awaited(wait))
+
     def can_start(self, sequence: Sequence) -> bool:
         return self._places.free > 0 and self._tables.fits(sequence, self.needed(sequence), self._headroom)
 
@@ -149,8 +167,11 @@ class Admission:
             wait = wait._replace(place_s=0.0)  # nobody knows when one ends
         self._check_in_time(sequence, wait, pace)
         most_s = self._max_wait_s if must_wait and not sequence.request.resumed else None
-        if most_s is not None and pace.answer_tokens is not None and wait.seconds > most_s:
+        if most_s is None or pace.answer_tokens is None:
+            return
+        if wait.seconds > most_s:
             raise refusals.waits_too_long(wait.seconds, most_s, self._awaited(wait))
+        sequence.bounded = True
 
     def _check_in_time(self, sequence: Sequence, wait: Wait, pace: Pace) -> None:
         """Raises ApiError where it asked to be told that its first token will come too late."""

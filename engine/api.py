@@ -155,6 +155,9 @@ class NodeApp:
         return handler
 
     def _always(self, exchange: Exchange) -> Headers:
+        """What the node says of itself with every answer; nothing to strangers."""
+        if not self._trusts(exchange):
+            return ()
         report = self._node.report(self._clock() - exchange.arrived)
         report = replace(report, waiting=max(report.waiting - exchange.siblings, 0))
         fields: Headers = ((REPORT_HEADER, report.encode()),)
@@ -209,11 +212,8 @@ class NodeApp:
 
         A wrong one is told of there too, so that a proxy's probe finds out. Raises ApiError 401.
         """
-        given = exchange.header(TOKEN_HEADER)
-        if self._token is None or (exchange.path in _OPEN and not given):
-            return
-        given = given or exchange.header(b"authorization").removeprefix(b"Bearer ")
-        if not hmac.compare_digest(given, self._token):
+        open_to_all = exchange.path in _OPEN and not exchange.header(TOKEN_HEADER)
+        if not open_to_all and not self._trusts(exchange):
             raise ApiError(
                 401,
                 f"This node answers its proxy: ask that, or send the node token (EDGEPROXY_NODE_TOKEN of its process) "
@@ -221,6 +221,12 @@ class NodeApp:
                 code="node_token",
                 headers=((b"www-authenticate", b"Bearer"),),
             )
+
+    def _trusts(self, exchange: Exchange) -> bool:
+        if self._token is None:
+            return True
+        given = exchange.header(TOKEN_HEADER) or exchange.header(b"authorization").removeprefix(b"Bearer ")
+        return hmac.compare_digest(given, self._token)
 
     async def _models(self, exchange: Exchange) -> None:
         await exchange.respond(200, model_list([model_view(self._node.model, self._started_at, "edgeproxy")]))

@@ -26,13 +26,17 @@ class Pace:
     answer_tokens: float | None
     """Mean of the answers that ended lately; None while too few have."""
 
-    def left(self, max_tokens: int) -> float:
+    def left(self, max_tokens: int, *, had: int = 0, least: int = 0) -> float:
         """Tokens that an answer of which `max_tokens` may follow still takes.
 
-        As if ends came at random (so that it does not matter how many it has had): the mean, but never more than asked
-        for. All that was asked for, while no mean is known.
+        had: tokens that it has had. least: of those that may follow, how many will for certain.
+
+        As if ends came at random: the mean, but never more than asked for. One that has had more than the mean is of
+        another kind than most, and is taken to be half through. All that was asked for, while no mean is known.
         """
-        return max_tokens if self.answer_tokens is None else min(max_tokens, self.answer_tokens)
+        if self.answer_tokens is None:
+            return max_tokens
+        return min(max_tokens, max(self.answer_tokens, had, least))
 
 
 class Job(NamedTuple):

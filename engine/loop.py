@@ -249,8 +249,8 @@ class EngineLoop:
         if self._scheduler.in_flight:
             self._load = self._scheduler.load()
             result = self._executor.collect()
-            self._busy_since = self._clock()
-            events: _Events = [*self._scheduler.complete(result, self._clock())]
+            now = self._busy_since = self._clock()
+            events: _Events = [*self._scheduler.complete(result, now), *self._scheduler.overdue(now)]
             self._allow()
             self._emit(events)
             self._sample()

@@ -68,6 +68,22 @@ def waits_too_long(wait_s: float, most_s: float, why: str) -> ApiError:
     )
 
 
+def waited_too_long(waited_s: float, wait_s: float, most_s: float, why: str) -> ApiError:
+    """429 `wait_predicted`: it was let in, but what it waits for takes longer than was to be expected.
+
+    wait_s: for how much longer it would wait.
+    """
+    retry_ms = _wait_ms(wait_s - most_s)
+    return ApiError(
+        429,
+        f"This request has waited here for {why} for {waited_s:.1f} s, and would for about {wait_s:.1f} s more; the "
+        f"most is {most_s:.1f}: try another node, or again in {retry_ms} ms.",
+        code="wait_predicted",
+        recovery={"expected_ms": round(wait_s * 1000), "retry_after_ms": retry_ms},
+        headers=_retry_headers(retry_ms),
+    )
+
+
 def no_slot(slots: int, queued: str, wait_s: float) -> ApiError:
     """429 `slots_full`: as many requests run as can, and nobody else may wait for one to end.
 

@@ -213,6 +213,16 @@ class Scheduler:
         self._start_waiting()
         return events
 
+    def overdue(self, now: float) -> Refusals:
+        """Refuses those whose wait has turned out too long; whom they kept out may start."""
+        refused: Refusals = []
+        while (found := self._admission.overdue(now)) is not None:
+            sequence, refusal = found
+            self._end(sequence, Delta((), Finish.ABORT))
+            refused.append((sequence.request.request_id, refusal))
+            self._start_waiting()
+        return refused
+
     def check(self) -> None:
         """Raises IntegrityError unless every block and slot is where it belongs."""
         self._tables.check(self._places.holders())

@@ -116,6 +116,8 @@ class Sequence:
     """Prompt tokens whose KV was found instead of computed."""
     known: int = 0
     """Tokens whose KV the pool held when it had to wait, as far as anybody looked."""
+    bounded: bool = False
+    """It waits since its wait was forecast to be short enough."""
     prefill: int = field(init=False)
     """Tokens known when it started, to be run before it decodes."""
     planned: int = 0
@@ -159,6 +161,18 @@ class Sequence:
     def unknown(self) -> int:
         """Of these those whose KV is nowhere, as far as anybody looked."""
         return max(0, self.prompt_left - self.known) if self.phase is Phase.WAITING else self.prompt_left
+
+    @property
+    def answer_left(self) -> int:
+        """Most tokens that may still be sampled."""
+        return self.request.max_tokens - self.generated
+
+    @property
+    def answer_certain(self) -> int:
+        """Of these those that nothing which is sampled spares (a stop string still may, behind min_tokens)."""
+        sampling = self.request.sampling
+        endless = not sampling.stop_ids and self.request.constraint is None
+        return self.answer_left if endless else max(0, sampling.min_tokens - self.generated)
 
     @property
     def decodes(self) -> bool:

@@ -86,13 +86,16 @@ def rank_of(sequence: Sequence) -> tuple[float, int]:
 
 def job_of(sequence: Sequence, blocks: int, pace: Pace) -> Job:
     """What is left of it; blocks: that its end gives back, or that its start takes."""
-    return Job(sequence.unknown, pace.left(sequence.request.max_tokens - sequence.generated), blocks)
+    return Job(sequence.unknown, _answer_of(sequence, pace), blocks)
 
 
 def cost_of(sequence: Sequence, pace: Pace) -> int:
     """What will have been done for its tenant when it has ended, in the tokens of `Shares`."""
-    answer = pace.left(sequence.request.max_tokens - sequence.generated)
-    return PREFILL_WEIGHT * sequence.unknown + round(DECODE_WEIGHT * answer)
+    return PREFILL_WEIGHT * sequence.unknown + round(DECODE_WEIGHT * _answer_of(sequence, pace))
+
+
+def _answer_of(sequence: Sequence, pace: Pace) -> float:
+    return pace.left(sequence.answer_left, had=sequence.generated, least=sequence.answer_certain)
 
 
 def prefill_order(running: Iterable[Sequence], step: int) -> list[Sequence]:

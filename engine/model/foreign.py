@@ -21,6 +21,7 @@ _BEGINNINGS: Final = (
     (b"\x7fELF", Foreign("a program or a library", "name a GGUF file")),
     (b"lmgg", Foreign("GGML, the format before GGUF", "convert the model to GGUF again")),
     (b"fmgg", Foreign("GGML, the format before GGUF", "convert the model to GGUF again")),
+    (b"edgeimg\0", Foreign("an image, packed already", "serve it as it is, or name the GGUF file that it was made of")),
     (b"tjgg", Foreign("GGML, the format before GGUF", "convert the model to GGUF again")),
 )
 _DAMAGED: Final = (
@@ -31,7 +32,7 @@ _TEXT: Final = frozenset([*range(0x20, 0x7F), *b"\t\n\r\f"])
 
 
 def foreign(head: bytes) -> Foreign:
-    """head: the first HEAD_BYTES of a file that begins neither as GGUF nor as an image."""
+    """head: the first HEAD_BYTES of a file that is to be GGUF, and does not begin so."""
     for beginning, found in _BEGINNINGS:
         if head.startswith(beginning):
             return found

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from edgeproxy.protocol.openai.errors import ApiError
 from engine.admission import Mode
 from engine.chunks import QUANTUM_S
 from engine.constraint import Constraint
@@ -68,6 +69,8 @@ class Bench:
     deltas: defaultdict[str, list[Delta]] = field(default_factory=lambda: defaultdict(list))
     refused: list[str] = field(default_factory=list)
     """Requests that had to make room in the queue."""
+    overdue: dict[str, ApiError] = field(default_factory=dict)
+    """Requests that waited too long after all."""
     now: float = 0.0
     tier: DictTier | None = None
     """Its executor is put in."""
@@ -105,6 +108,7 @@ class Bench:
         within_s: float | None = None,
         constraint: Constraint | None = None,
         rehearsal: bool = False,
+        min_tokens: int = 0,
     ) -> GenerationRequest:
         """prompt: its tokens, or how many: then they are of its own."""
         if isinstance(prompt, int):
@@ -114,6 +118,7 @@ class Bench:
             stop_ids=stop_ids,
             presence=0.5,
             first=len(prompt),
+            min_tokens=min_tokens,
             constrained=constraint is not None,
         )
         terms = (salt, priority, within_s, constraint)
@@ -137,6 +142,10 @@ class Bench:
         events = self.scheduler.complete(self.executor.collect(), self.tick())
         self.allow()
         self.take(events)
+        for name, refusal in self.scheduler.overdue(self.now):
+            assert not self.deltas[name], "who is told to go has not begun"
+            del self.requests[name]
+            self.overdue[name] = refusal
 
     def allow(self) -> None:
         for mask in self.scheduler.masks.due():

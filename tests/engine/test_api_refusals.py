@@ -13,6 +13,8 @@ from edgeproxy.protocol.node import report
 from engine.api import ApiLimits, NodeApp
 from engine.hosts import Hosts
 from engine.node import Node
+from engine.orca import FORMAT_HEADER
+from engine.orca import HEADER as LOAD_HEADER
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from tests.engine.fake_executor import FakeExecutor
@@ -77,7 +79,8 @@ async def test_a_node_with_a_token_answers_strangers_on_no_path_but_those_of_hea
 ) -> None:
     async with serving(executor(tokenizer), tokenizer, chat_template, token=b"secret") as served:
         for path, (method, _) in (*served.app._routes.items(), ("/v1/nothing", ("GET", None))):
-            call = await Call(served.app, method, path, b"{", headers).done()
+            call = await Call(served.app, method, path, b"{", [*headers, (FORMAT_HEADER, b"TEXT")]).done()
+            assert not {report.REPORT_HEADER, LOAD_HEADER} & set(call.headers), "model and load are told to friends"
             wrong = dict(headers).get(b"x-node-token") is not None
             if path in ("/healthz", "/readyz") and not wrong:
                 assert call.status == 200, "supervisors have no secrets"
@@ -91,8 +94,9 @@ async def test_who_brings_the_token_is_answered(
     tokenizer: Tokenizer, chat_template: ChatTemplate, headers: list[tuple[bytes, bytes]]
 ) -> None:
     async with serving(executor(tokenizer), tokenizer, chat_template, token=b"secret") as served:
-        assert (await chat_call(served.app, headers=headers).done()).status == 200
-        assert (await Call(served.app, "GET", "/readyz", headers=headers).done()).status == 200
+        for call in (chat_call(served.app, headers=headers), Call(served.app, "GET", "/readyz", headers=headers)):
+            assert (await call.done()).status == 200
+            assert report.REPORT_HEADER in call.headers
 
 
 async def test_a_node_without_a_token_answers_whoever_can_connect(

@@ -97,6 +97,14 @@ def test_pack_takes_the_place_of_images_alone(tiny_text_path: Path, tmp_path: Pa
         assert CliRunner().invoke(main, ["pack", str(source), "-o", str(tmp_path / "x.image")]).exit_code == 0
 
 
+def test_pack_of_an_image_says_that_it_is_one_and_not_that_it_is_damaged(image_path: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["pack", str(image_path), "-o", str(tmp_path / "again.image")])
+    assert result.exit_code == 1
+    assert "this is an image, packed already; serve it as it is" in result.output
+    assert "damaged" not in result.output
+    assert not (tmp_path / "again.image").exists()
+
+
 def test_pack_of_another_file_is_a_message(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"no model")

@@ -14,7 +14,7 @@ from engine.executor.base import Limits
 from engine.forecast import HORIZON_S, Job, Pace, Room, wait_of
 from engine.gauges import ANSWERS
 from engine.sequence import GenerationRequest
-from engine.step import Sampling
+from engine.step import BLOCK_TOKENS, Sampling
 from tests.engine.scheduling import Bench
 
 LIMITS = Limits(slots=3, blocks=60, step_tokens=64, context=640, vocab=1000)
@@ -56,6 +56,14 @@ def test_shorter_prompts_go_first_and_longer_ones_are_passed_by() -> None:
 def test_an_answer_takes_the_mean_of_late_but_never_more_than_asked_for() -> None:
     pace = Pace(100.0, 0.1, 20.0)
     assert (pace.left(1000), pace.left(7), PACE.left(1000)) == (20, 7, 1000)
+
+
+def test_an_answer_beyond_the_mean_is_half_through_and_what_must_come_is_counted() -> None:
+    pace = Pace(100.0, 0.1, 20.0)
+    assert pace.left(1000, had=19) == 20
+    assert pace.left(1000, had=300) == 300
+    assert pace.left(200, had=300) == 200
+    assert pace.left(1000, least=700) == 700
 
 
 @dataclass
@@ -182,3 +190,64 @@ def test_an_answer_that_goes_on_from_another_node_is_not_refused_for_a_wait() ->
     resumed = GenerationRequest("resumed", tuple(range(40)), Sampling(first=30), 10)
     assert resumed.resumed
     assert crowd.bench.scheduler.add(resumed, crowd.bench.now) == []
+
+
+# Answers of a node that knows short ones, of which one is long. A step of it is a second.
+
+STOPS = (1,)
+"""So that nobody can tell when an answer ends."""
+HALF = LIMITS.blocks * BLOCK_TOKENS // 2
+
+
+def knowing(answer: int, max_wait_s: float) -> Bench:
+    return Crowd(max_wait_s, answer).bench
+
+
+def test_who_would_wait_for_memory_that_a_long_answer_is_certain_to_hold_is_refused_at_once() -> None:
+    bench = knowing(10, max_wait_s=20)
+    bench.add("long", 20, HALF)
+    with pytest.raises(ApiError, match="wait here for memory") as caught:
+        bench.add("as long", 20, HALF)
+    assert caught.value.code == "wait_predicted"
+    bench.add("short", 20, 10)
+    assert bench.scheduler.load().running == 2, "it finds the place that the other would have kept it from"
+    bench.run()
+
+
+def test_min_tokens_are_certain_too() -> None:
+    bench = knowing(10, max_wait_s=20)
+    bench.add("long", 20, HALF, STOPS, min_tokens=200)
+    with pytest.raises(ApiError, match="wait_predicted"):
+        bench.add("as long", 20, HALF, STOPS)
+    bench.run()
+
+
+def test_who_waited_as_long_as_may_be_for_an_answer_with_no_end_in_sight_is_told_so_and_those_behind_start() -> None:
+    bench = knowing(10, max_wait_s=20)
+    bench.add("long", 20, HALF, STOPS)
+    bench.add("as long", 20, HALF, STOPS)
+    bench.add("short", 20, 10)
+    assert bench.scheduler.load().waiting == 2, "nothing told that the first is long"
+    asked = bench.now
+    bench.run(until=lambda: bool(bench.overdue))
+    assert list(bench.overdue) == ["as long"]
+    error = bench.overdue["as long"]
+    assert (error.status, error.code) == (429, "wait_predicted")
+    assert "has waited here for memory" in error.message
+    assert error.recovery is not None
+    assert error.recovery["expected_ms"] > 20_000
+    assert bench.now - asked > 20, "no sooner"
+    assert bench.scheduler.load().waiting == 0
+    bench.run()
+    assert bench.steps("short")[0] < bench.steps("long")[-1]
+
+
+def test_who_waited_too_long_but_is_about_to_start_is_not_sent_away() -> None:
+    bench = knowing(10, max_wait_s=20)
+    for number in range(LIMITS.slots):
+        bench.add(f"{number}", 20, 35, STOPS)
+    bench.add("last", 20, 35, STOPS)
+    asked = bench.scheduler.load().step
+    bench.run()
+    assert not bench.overdue
+    assert bench.steps("last")[0] - asked > 20

@@ -136,7 +136,7 @@ class Requests(RuleBasedStateMachine):
 
     def _add(self, prompt: list[int], max_tokens: int, salt: bytes, priority: int, form: Form | None = None) -> None:
         load = self.bench.scheduler.load()
-        name = f"{len(self.bench.requests) + len(self.bench.refused)}"
+        name = f"{len(self.bench.requests) + len(self.bench.refused) + len(self.bench.overdue)}"
         try:
             self.forms[name] = form
             constraint = form and form.anew()

@@ -21,6 +21,7 @@ from engine.model.foreign import HEAD_BYTES, foreign
         (bytes(HEAD_BYTES), "zeros", "fetch it again"),
         (b"# A model\n", "a text", "name a GGUF file"),
         (b"GGUG\3\0\0\0", "GGUF file whose first bytes are damaged", "fetch it again"),
+        (b"edgeimg\0\1\0\0\0", "an image, packed already", "serve it as it is"),
         (b"edgfimg\0\1\0\0\0", "image whose first bytes are damaged", "engine pack"),
         (b"\x89PNG\r\n\x1a\n", "no GGUF file", "name a GGUF file"),
     ],
