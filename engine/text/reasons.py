@@ -19,6 +19,7 @@ _TELLING: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
     (r"circular references with sibling keys", lambda _: "a '$ref' to a schema around it must stand alone"),
     (r"recursion limit exceeded", lambda _: "it is nested too deeply"),
     (r"Pointer '(.*)' does not exist", lambda found: f"a '$ref' names '#{found[1]}', which is not there"),
+    (r"Anchor '(.*)' does not exist", lambda found: f"a '$ref' names '#{found[1]}', which is not there"),
     (r"Resource '.*' is not present", lambda _: "a '$ref' names another document: put it into '$defs'"),
     (r"Failed to generate regex for (?:integer|float) range", lambda _: "no number lies within its bounds"),
     (r"range [\[(].*[\])] does not contain a multiple", lambda _: "no multiple of 'multipleOf' lies within its bounds"),

@@ -48,7 +48,9 @@ def _list(schema: Json, name: str) -> list[Any]:
 
 
 def _target(schema: Json, name: str) -> Any:
-    """What a JSON pointer (RFC 6901) leads to, None for nothing."""
+    """What a JSON pointer (RFC 6901), an anchor or the name of a part leads to, None for nothing."""
+    if name != "#" and not name.startswith("#/"):
+        return _called(schema, "$anchor", name[1:]) if name.startswith("#") else _called(schema, "$id", name)
     found: Any = schema
     for part in unquote(name.removeprefix("#")).split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
@@ -57,3 +59,11 @@ def _target(schema: Json, name: str) -> Any:
         else:
             found = found.get(part) if isinstance(found, dict) else None
     return found
+
+
+def _called(value: Any, keyword: str, name: str) -> Json | None:
+    """The first schema of this name."""
+    if isinstance(value, dict) and value.get(keyword) == name:
+        return value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for part in parts if (found := _called(part, keyword, name)) is not None), None)

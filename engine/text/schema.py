@@ -66,6 +66,8 @@ def _narrowed(value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         return value
     found = {name: _member(name, item, f"{where}/{name}") for name, item in value.items()}
+    if found.get("uniqueItems") is False:  # asks for nothing, and llguidance does not know it
+        del found["uniqueItems"]
     for side in (_LOWER, _UPPER):
         _bound(found, side, where)
     return found

@@ -239,6 +239,7 @@ IN_DEFS = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": 
         {"$ref": "#"},
         {"allOf": [{"$ref": "#"}]},
         {**NODE, "required": ["next"]},
+        {"$anchor": "a", "type": "object", "properties": {"b": {"$ref": "#a"}}, "required": ["b"]},
         {**LISTED, "minItems": 1},
         {"anyOf": [{**NODE, "required": ["next"]}, {"$ref": "#/anyOf/0"}]},
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
@@ -261,3 +262,20 @@ def test_a_value_that_could_not_end_is_refused_at_once(schema: Any) -> None:
 )
 def test_a_value_may_hold_others_like_it(schema: Any, text: str) -> None:
     assert accepts(matcher(schema), text)
+
+
+@pytest.mark.parametrize(("reference", "name"), [("#a", {"$anchor": "a"}), ("a", {"$id": "a"})])
+@pytest.mark.parametrize("required", [[], ["b"]])
+def test_what_is_named_by_an_anchor_or_an_id_is_followed(reference: str, name: Any, required: list[str]) -> None:
+    part = {**name, "type": "boolean"}
+    found = matcher(
+        {"type": "object", "properties": {"b": {"$ref": reference}}, "required": required, "$defs": {"c": part}}
+    )
+    assert accepts(found, '{"b": true}')
+    assert not accepts(found, '{"b": 1}')
+
+
+def test_items_that_need_not_differ_are_any() -> None:
+    assert accepts(matcher({"type": "array", "items": {"type": "integer"}, "uniqueItems": False}), "[1, 1]")
+    with pytest.raises(ValueError, match="uniqueItems"):
+        matcher({"type": "array", "uniqueItems": True})
