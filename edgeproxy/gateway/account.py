@@ -35,7 +35,8 @@ class Call:
 
     request_id: bytes
     started: float
-    """The first byte of the request, as the listener read it."""
+    """The first byte of the request, as the listener read it; the last, once that has come: how long a client takes to
+    send what it asks is no part of the answer's latency."""
     protocol: str
     client_rtt_s: float | None
     path: bytes = CHAT_PATH.encode()

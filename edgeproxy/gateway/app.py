@@ -133,6 +133,8 @@ class Gateway:
         call.disclose = may_see_details(scope, fields, tenant)
         with self._bodies.room(_client(tenant, scope)) as room:
             request = await read_chat(fields, receive, self._limits.body_bytes, room)
+            if known is not None:
+                call.started = known.last_byte
             await self._serve(request, tenant, fields, known, receive, answer, call)
 
     async def _serve(

@@ -127,7 +127,7 @@ class Metrics:
         for labels, count in self._failures.items():
             failures.add_metric(labels, count)
         edge = HistogramMetricFamily(
-            "edgeproxy_edge_seconds", "From a request's first byte to its sending to a node: the proxy's own time"
+            "edgeproxy_edge_seconds", "From the byte that completes a request to its sending: the proxy's own time"
         )
         edge.add_metric([], self._edge.buckets(), self._edge.sum)
         yield from self._routing()

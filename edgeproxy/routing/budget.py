@@ -25,7 +25,7 @@ class Ledger(NamedTuple):
     """Region round trip at the time of the request. The one term that is an estimate, and so never more than what the
     measured ones leave of the total."""
     edge: float | None = None
-    """Spent in this proxy, from the request's first byte to its sending to the node."""
+    """Spent in this proxy, from the byte that completes the request to its sending to the node."""
     hold: float | None = None
     """Waited in this proxy for a node to turn cold."""
     failover: float | None = None
@@ -43,7 +43,8 @@ class Ledger(NamedTuple):
     unexplained: float | None = None
     """What is left of the total once all other terms are taken off: on a foreign node, all that happens there."""
     total: float | None = None
-    """From the request's first byte at this proxy to the end of `relay`; where that is not known, to its beginning."""
+    """From the byte at this proxy that completes the request to the end of `relay`; where that is not known, to its
+    beginning."""
 
     @property
     def wait(self) -> float | None:

@@ -66,6 +66,10 @@ class AsgiExchange(ABC):
         self._task = self._ingress.task = self._service.loop.create_task(self._run())
         self._service.tasks[self._task] = self._ingress
 
+    def completed(self, moment: float) -> None:
+        """The last byte of the request was read then."""
+        self._ingress.last_byte = moment
+
     def lose(self) -> None:
         """Nobody reads the answer any more: `receive` says so, `send` raises, and in the end the task is cancelled."""
         if self.gone or self.answered:

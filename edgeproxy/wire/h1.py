@@ -176,6 +176,7 @@ class H1Connection(asyncio.Protocol):
         self._deadline = inf
         self._pace.end()
         self._stopped = not exchange.keep_alive
+        exchange.completed(self._read_at)
         exchange.ended()
         self._resume_reading()
 

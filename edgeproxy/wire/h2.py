@@ -153,6 +153,7 @@ class H2Connection(asyncio.Protocol):
             self._data(event)
         elif isinstance(event, StreamEnded):
             if (stream := self._streams.get(event.stream_id)) is not None:
+                stream.completed(self._read_at)
                 stream.finished()
         elif isinstance(event, StreamReset):
             self._reset_received(event.stream_id)

@@ -87,6 +87,8 @@ class Session(Connection):
         elif self._h3 is not None:
             if isinstance(event, StreamDataReceived):
                 self._stamp(event.stream_id)
+                if event.end_stream and (request := self.requests.get(event.stream_id)) is not None:
+                    request.completed(time.monotonic())
             unasked = isinstance(event, StreamReset) and self._is_unasked(event.stream_id)
             for message in self._h3.handle_event(event):
                 self._message(message)

@@ -16,13 +16,26 @@ SCOPE_KEY = "edgeproxy"
 class Ingress:
     """One request's. The listener fills it; the application may set `on_gone`, `on_stop` and `request_id`."""
 
-    __slots__ = ("first_byte", "gone", "on_gone", "on_stop", "protocol", "refused", "request_id", "rtt", "task")
+    __slots__ = (
+        "first_byte",
+        "gone",
+        "last_byte",
+        "on_gone",
+        "on_stop",
+        "protocol",
+        "refused",
+        "request_id",
+        "rtt",
+        "task",
+    )
 
     def __init__(self, protocol: Literal["h1", "h2", "h3"], first_byte: float, rtt: Callable[[], float | None]) -> None:
         self.protocol = protocol
         self.first_byte = first_byte
         """`time.monotonic()` at which the request's first byte was read, before any parsing. (`loop.time()` is the same
         clock, but uvloop reads it once a turn and in whole milliseconds: too coarse for a latency budget.)"""
+        self.last_byte = first_byte
+        """The same of the byte that completed the request, once it has come. What lies between is the client's."""
         self.rtt = rtt
         """The client's round trip in seconds as the kernel or QUIC measures it; None where nothing is known."""
         self.gone = False

@@ -117,11 +117,12 @@ def begin(
     client: str = "127.0.0.1",
     pieces: list[bytes] | None = None,
     client_rtt_s: float | None = None,
+    upload_s: float = 0.0,
     query: bytes = b"",
 ) -> Exchange:
     """Starts a request. `again`: header fields behind those, of names that may be there already. `pieces`: its body as
     the listener hands it over, instead of `body` at once. `client_rtt_s`: what a listener of ours would know; None: it
-    is a foreign one."""
+    is a foreign one. `upload_s`: for so long the client has been sending."""
     raw = body if isinstance(body, bytes) else orjson.dumps(body)
     fields = {"host": "127.0.0.1:8080", "content-type": "application/json"} | {
         name.lower(): value for name, value in (headers or {}).items()
@@ -156,7 +157,8 @@ def begin(
     async def run() -> None:
         await started.wait()
         if client_rtt_s is not None:
-            known = Ingress("h1", monotonic(), lambda: client_rtt_s)
+            known = Ingress("h1", monotonic() - upload_s, lambda: client_rtt_s)
+            known.last_byte = monotonic()
             known.task = asyncio.current_task()
             scope["extensions"] = {SCOPE_KEY: known}
         await app(scope, receive, exchange.take)

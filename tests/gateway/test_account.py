@@ -42,6 +42,13 @@ async def test_local_client_sees_the_budget(tmp_path: Path) -> None:
         assert terms["edge"] <= terms["total"]
 
 
+async def test_how_long_a_client_takes_to_send_what_it_asks_is_charged_to_no_term(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        terms = timing(await ask(e.app, chat("ok", stream=True), client_rtt_s=0.025, upload_s=1000.0))
+        assert terms["edge"] <= terms["total"] < 500_000.0
+        assert e.lines.requests[0]["wait_s"] < 500.0
+
+
 @pytest.mark.parametrize("model", ["trickle-bytes", "no-done", "coded-stream", "500"])
 async def test_all_terms_but_the_clients_add_up_to_what_the_proxy_saw_and_with_it_to_what_the_user_waits(
     tmp_path: Path, model: str

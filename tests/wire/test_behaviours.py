@@ -57,6 +57,27 @@ async def test_a_body_in_pieces_arrives_whole(serve: Serve, declared: bool) -> N
     assert (await client.answer()).body == b"POST / onetwosix"
 
 
+async def test_when_the_last_byte_came_is_known_apart_from_the_first(serve: Serve) -> None:
+    asked = asyncio.Event()
+    found: list[Ingress] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        known = ingress(scope)
+        assert known is not None
+        found.append(known)
+        asked.set()
+        await read_body(receive)
+        await answer(send, b"")
+
+    client = await connected(serve, app)
+    await client.ask("POST", "/", ("content-length", "4"), end=False)
+    await soon(asked)
+    between = time.monotonic()
+    await client.send(b"late", end=True)
+    await client.answer()
+    assert found[0].first_byte <= between <= found[0].last_byte <= time.monotonic()
+
+
 async def test_requests_follow_one_another_on_a_connection(serve: Serve) -> None:
     client = await connected(serve, echo)
     for number in range(50):
