@@ -12,7 +12,7 @@ import random
 from typing import Any
 
 import aiohttp
-from load import arguments, held_blocks, idle, prompt, report
+from load import arguments, held_blocks, idle, node_token, prompt, report
 
 QUESTION = [{"role": "user", "content": "Tell me about the sea."}]
 LONGEST_S = 0.6
@@ -59,7 +59,7 @@ class Storm:
 
 async def measure(args: argparse.Namespace) -> tuple[Storm, dict[str, Any], bool]:
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
+    async with aiohttp.ClientSession(connector=connector, headers=node_token()) as session:
         storm = Storm(args, session)
         before = await storm.answer()
         left = list(range(args.cancels))

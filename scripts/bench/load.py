@@ -99,7 +99,7 @@ async def ask(
     }
     pieces: list[tuple[float, bytes]] = []
     start = time.perf_counter()
-    async with session.post(f"{base_url}/chat/completions", json=body, headers=_token()) as response:
+    async with session.post(f"{base_url}/chat/completions", json=body, headers=node_token()) as response:
         if response.status != 200:
             raise Refused(response.status, await response.text())
         timing = _server_timing(response.headers.get("server-timing", ""))
@@ -163,7 +163,7 @@ async def together(
     return list(samples), time.perf_counter() - start
 
 
-def _token() -> dict[str, str]:
+def node_token() -> dict[str, str]:
     """Of the node, from its environment variable; a proxy asks for none."""
     token = os.environ.get("EDGEPROXY_NODE_TOKEN")
     return {"x-node-token": token} if token else {}
@@ -171,7 +171,7 @@ def _token() -> dict[str, str]:
 
 async def node_status(session: aiohttp.ClientSession, base_url: str) -> dict[str, Any]:
     """What a native node tells of itself; empty where there is none."""
-    async with session.get(f"{base_url.removesuffix('/v1')}/node/v1/status", headers=_token()) as response:
+    async with session.get(f"{base_url.removesuffix('/v1')}/node/v1/status", headers=node_token()) as response:
         found: dict[str, Any] = await response.json() if response.status == 200 else {}
         return found
 
