@@ -27,6 +27,10 @@ class Wire(asyncio.Transport):
     def write(self, data: Any) -> None:
         self.written += len(data)
 
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
     def get_write_buffer_size(self) -> int:
