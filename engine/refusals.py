@@ -42,13 +42,12 @@ def too_late(within_s: float, expected_s: float, wait_s: float) -> ApiError:
     expected_s: when it would come; wait_s: until others are out of its way, after which it would come in time.
     """
     wait_ms = _wait_ms(wait_s)
-    return ApiError(
-        429,
+    return _later(
         f"The first token would come after about {expected_s * 1000:.0f} ms, and the latency budget leaves "
         f"{within_s * 1000:.0f}: try another node, or again in {wait_ms} ms.",
-        code="latency_budget_exceeded",
-        recovery={"expected_ms": round(expected_s * 1000), "retry_after_ms": wait_ms},
-        headers=_retry_headers(wait_ms),
+        "latency_budget_exceeded",
+        expected_s,
+        wait_ms,
     )
 
 
@@ -58,13 +57,12 @@ def waits_too_long(wait_s: float, most_s: float, why: str) -> ApiError:
     why: what it would wait for. Who comes again after `retry_after_ms` would be let in, if nobody came meanwhile.
     """
     retry_ms = _wait_ms(wait_s - most_s)
-    return ApiError(
-        429,
+    return _later(
         f"This request would wait here for {why} for about {wait_s:.1f} s, and the most is {most_s:.1f}: "
         f"try another node, or again in {retry_ms} ms.",
-        code="wait_predicted",
-        recovery={"expected_ms": round(wait_s * 1000), "retry_after_ms": retry_ms},
-        headers=_retry_headers(retry_ms),
+        "wait_predicted",
+        wait_s,
+        retry_ms,
     )
 
 
@@ -74,13 +72,12 @@ def waited_too_long(waited_s: float, wait_s: float, most_s: float, why: str) -> 
     wait_s: for how much longer it would wait.
     """
     retry_ms = _wait_ms(wait_s - most_s)
-    return ApiError(
-        429,
+    return _later(
         f"This request has waited here for {why} for {waited_s:.1f} s, and would for about {wait_s:.1f} s more; the "
         f"most is {most_s:.1f}: try another node, or again in {retry_ms} ms.",
-        code="wait_predicted",
-        recovery={"expected_ms": round(wait_s * 1000), "retry_after_ms": retry_ms},
-        headers=_retry_headers(retry_ms),
+        "wait_predicted",
+        wait_s,
+        retry_ms,
     )
 
 
@@ -126,6 +123,16 @@ def too_many(most: int, what: str, code: str) -> ApiError:
         code=code,
         recovery={"retry_after_ms": wait_ms},
         headers=_retry_headers(wait_ms),
+    )
+
+
+def _later(message: str, code: str, expected_s: float, retry_ms: int) -> ApiError:
+    return ApiError(
+        429,
+        message,
+        code=code,
+        recovery={"expected_ms": round(expected_s * 1000), "retry_after_ms": retry_ms},
+        headers=_retry_headers(retry_ms),
     )
 
 

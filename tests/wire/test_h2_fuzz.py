@@ -14,35 +14,7 @@ from edgeproxy.wire.h2 import H2Connection
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import Service
 from tests.wire.apps import echo
-
-
-class Wire(asyncio.Transport):
-    """Takes what is written, and closes when it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = 0
-        self.closed = False
-
-    def write(self, data: Any) -> None:
-        self.written += len(data)
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
+from tests.wire.stand_in import Wire
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

@@ -16,39 +16,10 @@ from edgeproxy.wire.quic_connection import Connection
 from edgeproxy.wire.service import Message, Receive, Send, Service
 from edgeproxy.wire.turns import Turns
 from tests.wire.apps import answer, read_body
+from tests.wire.stand_in import Wire
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
 POST = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-class Wire(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads = True
-        self.written = b""
-        self.closed = False
-
-    def pause_reading(self) -> None:
-        self.reads = False
-
-    def resume_reading(self) -> None:
-        self.reads = True
-
-    def write(self, data: Any) -> None:
-        self.written += data
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
 
 
 def service(app: Any, **limits: Any) -> Service:
