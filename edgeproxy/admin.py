@@ -25,6 +25,7 @@ from edgeproxy.observe.fleet import NodeView
 from edgeproxy.observe.live import MAX_CLIENTS, Live
 from edgeproxy.observe.outcomes import SHOWN
 from edgeproxy.observe.reloads import ReloadStatus
+from edgeproxy.observe.rings import kind_of
 from edgeproxy.observe.verdict import Lately, Verdict, verdict
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.upstream.node import Fleet
@@ -83,10 +84,11 @@ class Known:
         return costs(self.nodes(), self.account.metrics.produced.window(now))
 
     def requests(self, found: dict[str, Any]) -> dict[str, Any]:
-        """`found`: as Outcomes tells them; with the node that each did not go to."""
+        """`found`: as Outcomes tells them; with what became of each, and the node that it did not go to."""
         recent = found["recent"]
         others = self.account.decisions.runners_up({one["request_id"] for one in recent}, 2 * SHOWN)
-        return {**found, "recent": [{**one, "runner_up": others.get(one["request_id"])} for one in recent]}
+        shown = [{**one, "kind": kind_of(one).value, "runner_up": others.get(one["request_id"])} for one in recent]
+        return {**found, "recent": shown}
 
 
 def _node(node: NodeView) -> dict[str, Any]:

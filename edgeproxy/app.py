@@ -178,7 +178,7 @@ def _view(node: Node, now: float) -> NodeView:
         standby=node.standby,
         rtt_min_s=node.rtt.minimum(now),
         report=node.report if node.ready else None,
-        instruments=node.instruments if node.ready else None,
+        instruments=node.instruments,
         price_per_hour=node.config.price_per_hour,
         silences=node.silences,
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import localtime, sleep, strftime
 from typing import Any
 
@@ -17,8 +16,12 @@ from rich.text import Text
 from edgeproxy.protocol.openai.sse import SseError, SseParser
 
 SHOWN = 12
+REFUSED_SHOWN = 3
+"""Of them: who is refused in a loop leaves room for who is served."""
 WIDE = 100
-"""Columns of a terminal that has room for everything."""
+"""Columns of a terminal that has room for everything..."""
+MIDDLE = 76
+"""...and for all that tells nodes and requests apart; below that, ids, states and times are what is left."""
 _ID_WIDTH = 36
 """Of the ids that the proxy gives: whole, for `edgeproxy explain`."""
 TIMEOUT = httpx.Timeout(10.0, read=5.0)
@@ -39,13 +42,13 @@ def top(admin: str, console: Console, *, once: bool = False, wait: Callable[[flo
 
     `admin`: base URL of the admin listener. `wait`: between two tries. Raises TopError where there never was a feed.
     """
-    recent: deque[State] = deque(maxlen=SHOWN)
+    recent: list[State] = []
     shown: State | None = None
     with Live(console=console, auto_refresh=False) as live:
         while True:
             try:
                 for shown in _states(admin):
-                    recent.extend(shown["recent"])
+                    recent = newest([*recent, *shown["recent"]])
                     live.update(render(shown, recent, console.width), refresh=True)
                     if once or not console.is_terminal:
                         return
@@ -70,7 +73,17 @@ def _states(admin: str) -> Iterator[State]:
         raise TopError(f"{admin} tells nothing ({error}); is the proxy running, and its admin listener?") from None
 
 
-def render(state: State, recent: deque[State], width: int = WIDE, *, stale: bool = False) -> Group:
+def newest(requests: Sequence[State]) -> list[State]:
+    """The oldest first, as they come; each once, though a feed that begins again tells them again."""
+    kept, refused = list[State](), 0
+    for request in reversed({(one["request_id"], one["time"]): one for one in requests}.values()):
+        refused += (turned_away := request["kind"] in ("refused", "left"))
+        if not turned_away or refused <= REFUSED_SHOWN:
+            kept.append(request)
+    return kept[:SHOWN][::-1]
+
+
+def render(state: State, recent: Sequence[State], width: int = WIDE, *, stale: bool = False) -> Group:
     """`recent`: the last requests, the newest at the end. `width`: of the terminal, in columns. `stale`: the feed has
     ended, or says nothing."""
     told, since = state["verdict"], strftime("%H:%M:%S", localtime(state["now"]))
@@ -78,19 +91,41 @@ def render(state: State, recent: deque[State], width: int = WIDE, *, stale: bool
     return Group(
         Text(f"edgeproxy {state['version']}  ", "dim")
         + (Text(f"no news since {since}: these figures are old", "bold yellow") if stale else verdict),
-        _figures(state),
-        _nodes(state, wide=width >= WIDE),
-        _requests(recent, wide=width >= WIDE),
+        *_lines(_figures(state), width),
+        _nodes(state, width),
+        _requests(recent, width),
     )
 
 
-def _figures(state: State) -> Text:
+def _figures(state: State) -> Iterator[str]:
     first, lately = state["first_token"], state["lately"]
     total = lately["answered"] + lately["failed"]
     share = f"{lately['within'] / total:.1%}" if total else _NONE
-    burn = " ".join(_burn(pair) for pair in state["burn"])
-    parts = (f"p50 {_ms(first['p50'])}", f"p95 {_ms(first['p95'])}", f"within {state['budget_ms']:g} ms {share}")
-    return Text("  ".join((*parts, f"burn {burn}")))
+    yield f"p50 {_ms(first['p50'])}"
+    yield f"p95 {_ms(first['p95'])}"
+    yield f"within {_budget(state)} {share}"
+    for number, pair in enumerate(state["burn"]):
+        yield _burn(pair) if number else f"burn {_burn(pair)}"
+    if any(pair["state"] == "few" for pair in state["burn"]):
+        yield "(too few to tell)"
+    yield f"5 min: {lately['answered'] + lately['untimed']} answered"
+    yield from (f"{lately[name]} {name}" for name in ("failed", "refused", "left") if lately[name])
+
+
+def _budget(state: State) -> str:
+    """What first tokens were charged to of late: models, tenants and requests may have budgets of their own."""
+    least, most = [seconds * 1e3 for seconds in state["budgets"]] or [state["budget_ms"]] * 2
+    return f"{least:g} ms" if least == most else f"{least:g}-{most:g} ms"
+
+
+def _lines(parts: Iterable[str], width: int) -> list[Text]:
+    """As many to a line as there is room for: a figure is not parted from its unit."""
+    lines = [""]
+    for part in parts:
+        if lines[-1] and len(lines[-1]) + 2 + len(part) > width:
+            lines.append("")
+        lines[-1] += f"  {part}" if lines[-1] else part
+    return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
 
 
 def _burn(pair: State) -> str:
@@ -99,47 +134,54 @@ def _burn(pair: State) -> str:
     return {"few": f"({told})", "burning": f"{told}!"}.get(pair["state"], told)
 
 
-def _nodes(state: State, *, wide: bool) -> Table:
+def _nodes(state: State, width: int) -> Table:
     """A line a node, however long a trouble is: what has no room is cut, and in a narrow terminal left out."""
+    wide, narrow = width >= WIDE, width < MIDDLE
     table = _table()
-    table.add_column("region", no_wrap=True, min_width=8)
-    table.add_column("node", no_wrap=True, min_width=12)
+    table.add_column("region", no_wrap=True, overflow="ellipsis", min_width=8)
+    table.add_column("node", no_wrap=True, overflow="ellipsis", min_width=12)
     table.add_column("state", no_wrap=True, overflow="ellipsis", max_width=40 if wide else 20)
-    for name in ("rtt", "load", "queue", "KV", *(("KV reuse", "SUSI") if wide else ())):
+    more = () if narrow else ("queue", "KV", *(("KV reuse", "SUSI") if wide else ()))
+    for name in ("rtt", "load", *more):
         table.add_column(name, justify="right", no_wrap=True)
     for node in state["nodes"]:
         report, shown = node["report"], node["instruments"] or {}
         good = node["ready"] and node["breaker"] == "closed"
         trouble = node["trouble"] or f"breaker {node['breaker']}"
         home = node["region"] == state["home"]
-        table.add_row(
-            f"{node['region']}{' (home)' if home and wide else '*' if home else ''}",
-            node["name"],
-            Text("ready", "green") if good else Text(trouble, "red"),
+        cells = (
             _ms(node["rtt_s"]),
             f"{report['running']} + {report['waiting']}" if report else str(node["in_flight"]),
             _ms(node["queue_s"]),
             _percent(node["kv_used"]),
-            *((_percent(shown.get("kvr")), _rate(shown.get("susi"))) if wide else ()),
+            _percent(shown.get("kvr")),
+            _rate(shown.get("susi")),
+        )
+        table.add_row(
+            f"{node['region']}{' (home)' if home and wide else '*' if home else ''}",
+            node["name"],
+            Text("ready", "green") if good else Text(trouble, "red"),
+            *cells[: 2 + len(more)],
         )
     return table
 
 
-def _requests(recent: deque[State], *, wide: bool) -> Table:
+def _requests(recent: Iterable[State], width: int) -> Table:
+    wide, narrow = width >= WIDE, width < MIDDLE
     table = _table()
     table.add_column("request", no_wrap=True, overflow="ellipsis", min_width=_ID_WIDTH)
-    for name in ("region", "reason", *(("runner-up",) if wide else ()), "status"):
+    where = () if narrow else ("region", "reason", *(("runner-up",) if wide else ()))
+    for name in (*where, "status"):
         table.add_column(name, no_wrap=True, overflow="ellipsis")
     table.add_column("first token", justify="right", no_wrap=True)
-    for request in reversed(recent):
+    for request in reversed(list(recent)):
         first, other = request["wait_s"], request["runner_up"]
         late = first is not None and first > request["budget_s"]
         runner_up = f"{other['node']} {_ms(other['total_s'])}" if other else _NONE
+        places = (request["region"] or _NONE, request["reason"] or _NONE, runner_up)
         table.add_row(
             request["request_id"],
-            request["region"] or _NONE,
-            request["reason"] or _NONE,
-            *((runner_up,) if wide else ()),
+            *places[: len(where)],
             str(request["status"]),
             Text(_ms(first), "red" if late else "green"),
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
-from collections import deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +17,7 @@ from rich.console import Console
 from edgeproxy.cli import main
 from edgeproxy.protocol.node.report import NodeReport, NodeState
 from edgeproxy.protocol.openai.sse import SseParser
-from edgeproxy.top import TopError, render, top
+from edgeproxy.top import TopError, newest, render, top
 from tests.gateway.drive import ask, begin, chat, edge
 from tests.observe.records import record
 
@@ -30,7 +29,8 @@ STATE: dict[str, Any] = {
     "version": "1",
     "verdict": {"mood": "good", "text": "Users do not wait"},
     "first_token": {"p50": 0.132, "p95": 0.401},
-    "lately": {"answered": 10, "within": 9, "failed": 0},
+    "lately": {"answered": 10, "within": 9, "failed": 0, "untimed": 0, "refused": 7, "left": 0},
+    "budgets": [0.15, 0.15],
     "budget_ms": 150,
     "burn": [{"long": 3.62, "short": 3.62, "state": state} for state in ("ok", "burning", "few")],
     "home": "frankfurt",
@@ -50,25 +50,47 @@ async def test_verdict_nodes_and_decisions_are_shown(tmp_path: Path) -> None:
     (event,) = [event for event in SseParser().feed(feed.body) if event.data]
     state = orjson.loads(event.data)
     out = io.StringIO()
-    Console(file=out, width=140).print(render(state, deque(state["recent"])))
+    Console(file=out, width=140).print(render(state, state["recent"]))
     text = out.getvalue()
     assert "1 of 2 nodes down" in text
     assert "near-1" in text and "no answer" in text
     assert "r-1" in text and "home" in text
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_node_has_one_line_and_ids_are_whole_in_a_terminal_of_any_width(width: int) -> None:
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_nothing_that_counts_is_cut_in_a_terminal_of_any_width(width: int) -> None:
     other = {**NODE, "name": "frankfurt-2", "ready": False, "trouble": "could not be reached: " + "x" * 100}
     state = {**STATE, "nodes": [NODE, other]}
     request = record(request_id="req_" + "7" * 32, runner_up={"node": "virginia-1", "total_s": 0.2})
     out = io.StringIO()
-    Console(file=out, width=width).print(render(state, deque([request]), width))
+    Console(file=out, width=width).print(render(state, [request], width))
     lines = out.getvalue().splitlines()
-    assert len(lines) == 2 + 3 + 2
-    assert "burn 3.6/3.6 3.6/3.6! (3.6/3.6)" in " ".join(lines[:2])
-    assert sum("frankfurt-1" in line for line in lines) == sum("frankfurt-2" in line for line in lines) == 1
-    assert request["request_id"] in lines[-1] and lines[-1].rstrip().endswith("100.0 ms")
+    assert all(len(line) <= width for line in lines)
+    figures, shown = lines[1:-5], lines[-5:]
+    words = "  ".join(line.strip() for line in figures)
+    assert words.startswith("p50 132.0 ms  p95 401.0 ms  within 150 ms 90.0%  burn 3.6/3.6  3.6/3.6!  (3.6/3.6)")
+    assert words.endswith("(too few to tell)  5 min: 10 answered  7 refused")
+    assert sum("frankfurt-1" in line for line in shown) == sum("frankfurt-2" in line for line in shown) == 1
+    assert "2.3 ms" in shown[1]
+    assert request["request_id"] in shown[-1] and shown[-1].rstrip().endswith("100.0 ms")
+
+
+def test_budgets_that_differ_are_told_as_what_they_are() -> None:
+    def told(budgets: list[float]) -> str:
+        out = io.StringIO()
+        Console(file=out, width=140).print(render({**STATE, "budgets": budgets}, []))
+        return out.getvalue()
+
+    assert "within 137-400 ms 90.0%" in told([0.137, 0.4])
+    assert "within 137 ms 90.0%" in told([0.137, 0.137]), "also where it is not the default"
+    assert "within 150 ms 90.0%" in told([])
+
+
+def test_who_is_refused_in_a_loop_leaves_room_for_who_is_served() -> None:
+    served = [{"request_id": f"a{number}", "time": 1.0, "kind": "answered"} for number in range(20)]
+    refused = [{"request_id": f"r{number}", "time": 2.0, "kind": "refused"} for number in range(500)]
+    kept = [request["request_id"] for request in newest([*served, *refused, *served, *refused])]
+    assert kept == [*(f"a{number}" for number in range(11, 20)), "r497", "r498", "r499"]
 
 
 class _Feed(BaseHTTPRequestHandler):
@@ -125,7 +147,7 @@ def test_what_a_node_said_before_it_went_down_is_not_told_as_if_it_were_true(tmp
     assert near["queue_s"] == 0.7
     assert [far[name] for name in ("queue_s", "kv_used", "rtt_s", "report", "instruments")] == [None] * 5
     out = io.StringIO()
-    Console(file=out, width=140).print(render({**STATE, "nodes": [near, far]}, deque()))
+    Console(file=out, width=140).print(render({**STATE, "nodes": [near, far]}, []))
     (line,) = [line for line in out.getvalue().splitlines() if "far-1" in line]
     assert " ms" not in line and "killed" in line
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from edgeproxy.observe.rings import Rings
+from edgeproxy.observe.rings import Kind, Rings
 from edgeproxy.routing.choose import Decision, Option, Reason
 from edgeproxy.upstream.node import Node
 
@@ -62,8 +62,8 @@ class Decisions:
         return [_view(*entry) for entry in islice(self._kept.newest(), count)]
 
     def runners_up(self, request_ids: Collection[str], count: int) -> dict[str, dict[str, Any] | None]:
-        """Of these requests, as far as they are among the last `count`."""
-        last = islice(self._kept.newest(), count)
+        """Of these requests, as far as they are among the last `count` of their kind."""
+        last = self._kept.newest(dict.fromkeys(Kind, count))
         found = [(record["request_id"], made) for made, record in last if record["request_id"] in request_ids]
         return {request_id: _option(made.runner_up) for request_id, made in reversed(found)}
 

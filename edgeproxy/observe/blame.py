@@ -28,6 +28,8 @@ LABELS: Final = {
 """As the dashboard names the budget's terms, in a sentence."""
 _OUTSIDE = frozenset({"client", "edge", "relay"})
 """Terms that no region has a part in."""
+GAVE_UP: Final = "clients that gave up waiting"
+"""In place of a code: they are told none."""
 LEAST = 5
 """Fewer late requests, or failed ones, are chance."""
 _SHARE = 0.6
@@ -45,18 +47,20 @@ class Blame(NamedTuple):
     """Of the errors the most frequent; None where too few failed."""
     cold: bool = False
     """It is prefill, and of prompts of which nothing was cached, while others were."""
+    refusal: str | None = None
+    """The most frequent code of those refused for what they asked; None where they are few."""
 
 
-def blame(answered: Iterable[Record], failed: Iterable[Record], since: float) -> Blame:
-    """Both as they are logged; `failed`: those that the objective counts. `since`: Unix seconds."""
+def blame(answered: Iterable[Record], failed: Iterable[Record], since: float, refused: Iterable[Record] = ()) -> Blame:
+    """All as they are logged; `failed`: those that the objective counts. `since`: Unix seconds."""
     answered = [record for record in answered if record["time"] >= since and record["wait_s"] is not None]
     late = [record for record in answered if record["wait_s"] > record["budget_s"]]
-    code = _most([record["code"] for record in failed if record["time"] >= since and record["code"] is not None])
+    code, refusal = _most(_codes(failed, since)), _most(_codes(refused, since))
     if len(late) < LEAST:
-        return Blame(code=code)
+        return Blame(code=code, refusal=refusal)
     term = _term(late, [record for record in answered if record["wait_s"] <= record["budget_s"]])
     region = None if term in _OUTSIDE else _region(late, answered)
-    return Blame(term, region, code, cold=term == "prefill" and _cold(late, answered))
+    return Blame(term, region, code, term == "prefill" and _cold(late, answered), refusal)
 
 
 def _term(late: Sequence[Record], others: Sequence[Record]) -> str:
@@ -79,6 +83,14 @@ def _cold(late: Sequence[Record], answered: Sequence[Record]) -> bool:
 def _mean(records: Sequence[Record], term: str) -> float:
     field = f"{term}_s"
     return sum([record[field] or 0.0 for record in records]) / len(records) if records else 0.0
+
+
+def _codes(records: Iterable[Record], since: float) -> Iterable[str]:
+    for record in records:
+        if record["time"] >= since:
+            code = GAVE_UP if record["client_gone"] else record["code"]
+            if code is not None:
+                yield code
 
 
 def _most(codes: Iterable[str]) -> str | None:

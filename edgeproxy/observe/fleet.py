@@ -7,19 +7,12 @@ from dataclasses import dataclass
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from edgeproxy.observe.instruments import Measured, instrument_families
 from edgeproxy.protocol.node.instruments import Instruments
 from edgeproxy.protocol.node.report import NodeReport
 
 PATTERN_MODEL = "(pattern)"
 """Label of models that only a pattern of the configuration matches: their names are the clients'."""
-_INSTRUMENTS = (
-    ("edgeproxy_node_susi_ratio", "susi", "SUSI: how evenly a node's compute threads are used"),
-    ("edgeproxy_node_worker_busy_ratio", "worker_busy", "Of a node's busy time, what its compute threads ran"),
-    ("edgeproxy_node_kv_reuse_ratio", "kvr", "KVR: share of a node's KV blocks that were found computed"),
-    ("edgeproxy_node_page_faults_per_token", "mpfr", "MPFR: a node's page faults per token"),
-    ("edgeproxy_node_step_gap_seconds", "gap_p50_s", "ILD-gap, the median"),
-    ("edgeproxy_node_wake_seconds", "wake_p50_s", "ILD-wake, the median"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +60,8 @@ def fleet_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
     in_flight = GaugeMetricFamily("edgeproxy_in_flight", "Requests under way at a node", labels=labels)
     ready = GaugeMetricFamily("edgeproxy_node_ready", "1 while a node is ready", labels=labels)
     queue = GaugeMetricFamily("edgeproxy_node_queue_seconds", "Prefill that waits at a node", labels=labels)
+    running = GaugeMetricFamily("edgeproxy_node_running", "Sequences that run at a node", labels=labels)
+    queued = GaugeMetricFamily("edgeproxy_node_waiting", "Sequences that wait at a node", labels=labels)
     waiting = GaugeMetricFamily("edgeproxy_node_waiting_tokens", "Prompt tokens that wait at a node", labels=labels)
     rate = GaugeMetricFamily(
         "edgeproxy_node_prefill_tokens_per_second", "At which a node computes prompts of late", labels=labels
@@ -87,19 +82,17 @@ def fleet_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
         _add(queue, place, node.queue_s)
         _add(kv_used, place, node.kv_used)
         if node.report is not None:
+            running.add_metric(place, node.report.running)
+            queued.add_metric(place, node.report.waiting)
             waiting.add_metric(place, node.report.waiting_prefill_tokens)
             _add(rate, place, node.report.prefill_tokens_per_s or None)
         if node.rtt_s is not None:
             nearest[node.region] = min(node.rtt_s, nearest.get(node.region, node.rtt_s))
     for region, seconds in nearest.items():
         rtt.add_metric([region], seconds)
-    yield from (in_flight, ready, silences, queue, waiting, rate, kv_used, rtt)
-    for name, field, text in _INSTRUMENTS:
-        family = GaugeMetricFamily(name, text, labels=labels)
-        for node in nodes:
-            if node.instruments is not None:
-                _add(family, [node.name, node.region], getattr(node.instruments, field))
-        yield family
+    yield from (in_flight, ready, silences, running, queued, queue, waiting, rate, kv_used, rtt)
+    found = [(node.name, node.region, node.instruments) for node in nodes]
+    yield from instrument_families([Measured(name, place, own) for name, place, own in found if own is not None])
 
 
 def _add(family: GaugeMetricFamily, labels: list[str], value: float | None) -> None:

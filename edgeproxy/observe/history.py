@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from math import ceil, floor, inf, log10
 from typing import Any, NamedTuple
 
+from edgeproxy.observe.rings import Kind
+
 SLICE_S = 10
 KEPT = 360
 """Slices: an hour."""
@@ -62,7 +64,7 @@ def together(slices: Iterable[Slice]) -> Spread:
 class Slice:
     """Ten seconds. `start`: Unix seconds, a multiple of SLICE_S."""
 
-    __slots__ = ("bins", "failed", "least", "most", "start", "within")
+    __slots__ = ("bins", "least", "most", "start", "unseen", "within")
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -71,8 +73,8 @@ class Slice:
         """Of the first tokens, in seconds."""
         self.within = 0
         """First tokens within their budget."""
-        self.failed = 0
-        """Requests that should have had a first token and had none."""
+        self.unseen = dict.fromkeys(Kind, 0)
+        """Requests without a first token that we know of, by what became of them."""
 
     def view(self) -> dict[str, Any]:
         spread = Spread(self.bins, self.least, self.most)
@@ -80,7 +82,7 @@ class Slice:
             "start": self.start,
             "count": sum(self.bins.values()),
             "within": self.within,
-            "failed": self.failed,
+            "failed": self.unseen[Kind.FAILED],
             "p50_s": spread.quantile(0.5),
             "p95_s": spread.quantile(0.95),
             "bins": sorted(self.bins.items()),
@@ -103,8 +105,9 @@ class History:
             current.most = seconds
         current.within += within
 
-    def failed(self, now: float) -> None:
-        self._at(now).failed += 1
+    def unseen(self, kind: Kind, now: float) -> None:
+        """A request of which no first token is known."""
+        self._at(now).unseen[kind] += 1
 
     def since(self, start: float) -> Iterable[Slice]:
         """Slices that begin at `start` or later, oldest first; those in which nothing happened are left out."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from edgeproxy.observe.blame import blame
 from edgeproxy.observe.burn import Burn
 from edgeproxy.observe.contrast import Contrast, Difference, nearest
-from edgeproxy.observe.history import History, together
+from edgeproxy.observe.history import History, Slice, together
 from edgeproxy.observe.rings import Kind, Rings
 from edgeproxy.observe.verdict import Lately
 
@@ -19,6 +19,14 @@ WINDOW_S = 300
 SHOWN = 100
 FRESH = 50
 """Of a busy second only so many requests are shown one by one; the histograms have them all."""
+REFUSED_SHOWN = 10
+"""Of either so many at most were refused: one client in a loop would leave no room for who is served."""
+_SHOWN_OF: Final = {
+    Kind.ANSWERED: SHOWN,
+    Kind.FAILED: SHOWN,
+    Kind.REFUSED: REFUSED_SHOWN,
+    Kind.LEFT: REFUSED_SHOWN,
+}
 
 
 class Outcomes:
@@ -28,7 +36,6 @@ class Outcomes:
         self.history = History()
         self.burn = burn
         self._kept: Rings[Mapping[str, Any]] = Rings(RECENT)
-        self._count = 0
         self._told = 0
         self._contrast = Contrast(RECENT)
         self._uncompared = 0
@@ -36,7 +43,6 @@ class Outcomes:
 
     def add(self, record: Mapping[str, Any]) -> None:
         kind = self._kept.add(record, record)
-        self._count += 1
         wait, now = record["wait_s"], record["time"]
         if kind is Kind.ANSWERED:
             self._uncompared += 1
@@ -44,13 +50,14 @@ class Outcomes:
             within = wait <= record["budget_s"]
             self.history.answered(wait, within, now)
             self.burn.count(within, now)
-        elif kind is Kind.FAILED:
-            self.history.failed(now)
+            return
+        self.history.unseen(kind, now)
+        if kind is Kind.FAILED:
             self.burn.count(False, now)
 
-    def latest(self, count: int) -> list[Mapping[str, Any]]:
-        """Of whatever kind, the oldest of them first."""
-        return list(islice(self._kept.newest(), count))[::-1]
+    def latest(self, count: int, since: int = 0) -> list[Mapping[str, Any]]:
+        """The oldest of them first; few that were refused. `since`: how many had come when they were asked for last."""
+        return list(islice(self._kept.newest(_SHOWN_OF, since), count))[::-1]
 
     def of(self, request_id: str) -> Mapping[str, Any] | None:
         """The newest of that id among those kept."""
@@ -61,24 +68,24 @@ class Outcomes:
 
     def changes(self) -> dict[str, Any]:
         """Requests that ended since this was last asked, the newest of them."""
-        new, self._told = self._count - self._told, self._count
-        return {"recent": self.latest(min(new, FRESH))}
+        since, self._told = self._told, self._kept.count
+        return {"recent": self.latest(FRESH, since)}
 
     def view(self, since: float, now: float) -> dict[str, Any]:
         """`since`: Unix seconds, the start of the history wanted."""
         window = list(self.history.since(now - WINDOW_S))
-        within, failed = sum([found.within for found in window]), sum([found.failed for found in window])
         spread = together(window)
         halves = {name: spread.quantile(share) for name, share in (("p50", 0.5), ("p95", 0.95))}
-        answered = self._kept.of(Kind.ANSWERED)
+        answered, failed, refused = (self._kept.of(kind) for kind in (Kind.ANSWERED, Kind.FAILED, Kind.REFUSED))
         return {
-            "count": self._count,
+            "count": self._kept.count,
             "slices": [found.view() for found in self.history.since(since)],
             "burn": self.burn.view(now),
             "objective": self.burn.objective,
             "first_token": halves,
-            "lately": Lately(sum(spread.bins.values()), within, failed)._asdict(),
-            "blame": blame(answered, self._kept.of(Kind.FAILED), now - WINDOW_S)._asdict(),
+            "lately": _lately(window)._asdict(),
+            "budgets": _budgets(answered, now - WINDOW_S),
+            "blame": blame(answered, failed, now - WINDOW_S, refused)._asdict(),
             "examples": {name: nearest(answered, seconds) for name, seconds in halves.items()},
             "contrast": [difference._asdict() for difference in self._differences(answered)],
         }
@@ -88,3 +95,23 @@ class Outcomes:
         new, self._uncompared = self._uncompared, 0
         self._contrast.add(answered[max(len(answered) - new, 0) :])
         return self._contrast.differences()
+
+
+def _lately(window: Iterable[Slice]) -> Lately:
+    slices = list(window)
+    seen = sum([sum(found.bins.values()) for found in slices])
+    unseen = {kind: sum([found.unseen[kind] for found in slices]) for kind in Kind}
+    return Lately(
+        seen,
+        sum([found.within for found in slices]),
+        unseen[Kind.FAILED],
+        unseen[Kind.ANSWERED],
+        unseen[Kind.REFUSED],
+        unseen[Kind.LEFT],
+    )
+
+
+def _budgets(answered: Iterable[Mapping[str, Any]], since: float) -> list[float]:
+    """The least and the most that first tokens were charged to, in seconds; empty where there were none."""
+    found = {record["budget_s"] for record in answered if record["time"] >= since and record["wait_s"] is not None}
+    return [min(found), max(found)] if found else []

@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from heapq import merge
+from itertools import islice, takewhile
 from operator import itemgetter
-from typing import Any, Generic, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, Generic, TypeVar
 
 Record = Mapping[str, Any]
 T = TypeVar("T")
@@ -19,9 +21,11 @@ _FAILED = 500
 class Kind(Enum):
     ANSWERED = "answered"
     FAILED = "failed"
-    """It should have been answered: the objective counts it."""
+    """It should have been answered: the objective counts it. Streams that clients left late, too."""
     REFUSED = "refused"
-    """For what the client had asked, or it left before it was answered."""
+    """For what the client had asked."""
+    LEFT = "left"
+    """By its client, before it was answered, and not known to have been late."""
 
 
 def kind_of(record: Record) -> Kind:
@@ -30,10 +34,14 @@ def kind_of(record: Record) -> Kind:
     if record["wait_s"] is not None:
         return Kind.ANSWERED
     if record["client_gone"]:
-        return Kind.REFUSED
+        gave_up = record["stream"] and record["total_s"] > record["budget_s"]
+        return Kind.FAILED if gave_up else Kind.LEFT
     if status == _REFUSED or status >= _FAILED:
         return Kind.FAILED
     return Kind.ANSWERED if status < 400 else Kind.REFUSED
+
+
+ALL: Final[Mapping[Kind, int | None]] = MappingProxyType(dict.fromkeys(Kind))
 
 
 class Rings(Generic[T]):
@@ -41,25 +49,28 @@ class Rings(Generic[T]):
 
     def __init__(self, kept: int) -> None:
         self._rings: dict[Kind, deque[tuple[int, str, T]]] = {kind: deque(maxlen=kept) for kind in Kind}
-        self._count = 0
+        self.count = 0
+        """Of those that were ever added."""
 
     def add(self, record: Record, value: T) -> Kind:
         kind = kind_of(record)
-        self._count += 1
-        self._rings[kind].append((self._count, record["request_id"], value))
+        self.count += 1
+        self._rings[kind].append((self.count, record["request_id"], value))
         return kind
 
     def of(self, kind: Kind) -> list[T]:
         """The oldest first."""
         return [value for _, _, value in self._rings[kind]]
 
-    def newest(self) -> Iterator[T]:
-        """Of all kinds, the newest first."""
-        return (value for _, _, value in self._backwards())
+    def newest(self, most: Mapping[Kind, int | None] = ALL, since: int = 0) -> Iterator[T]:
+        """The newest first, of each kind at most so many; those that came when `count` was above `since`."""
+        found = self._backwards(most)
+        return (value for _, _, value in takewhile(lambda entry: entry[0] > since, found))
 
     def find(self, request_id: str) -> T | None:
         """The newest of that id: clients may name their requests as they like."""
-        return next((value for _, name, value in self._backwards() if name == request_id), None)
+        return next((value for _, name, value in self._backwards(ALL) if name == request_id), None)
 
-    def _backwards(self) -> Iterator[tuple[int, str, T]]:
-        return merge(*(reversed(ring) for ring in self._rings.values()), key=itemgetter(0), reverse=True)
+    def _backwards(self, most: Mapping[Kind, int | None]) -> Iterator[tuple[int, str, T]]:
+        rings = [islice(reversed(ring), most[kind]) for kind, ring in self._rings.items()]
+        return merge(*rings, key=itemgetter(0), reverse=True)

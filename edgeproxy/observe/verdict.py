@@ -28,10 +28,16 @@ class Lately(NamedTuple):
     """Those within their budget."""
     failed: int = 0
     """Requests that should have had one."""
+    untimed: int = 0
+    """Answered, and nobody tells when the first token came: not streamed, by a node that tells nothing of it."""
+    refused: int = 0
+    """For what they asked."""
+    left: int = 0
+    """By their clients, not known to have been late."""
 
     @property
     def share(self) -> float | None:
-        """Within the budget, of all; None where nothing was asked."""
+        """Within the budget, of those that count; None where there are none."""
         total = self.answered + self.failed
         return self.within / total if total else None
 
@@ -65,23 +71,46 @@ def _of_users(
     if not any(node.ready for node in nodes):
         return Verdict("bad", "Nobody is served: every node is down")
     whole = all(node.ready for node in nodes)
-    parts = [_readiness(nodes), *_distances(nodes)]
+    parts, refusals = [_readiness(nodes), *_distances(nodes)], list(_refusals(lately, found))
     burning = {pair["severity"] for pair in burn if pair["state"] == "burning"}
     paged = "page" in burning
     if paged or (lately.share is not None and lately.share < objective):
         reasons = _reasons(lately, found)
-        text = "; ".join([_trouble(lately, paged), *(reasons + parts if whole else parts + reasons)])
+        causes = reasons + parts if whole else parts + reasons
+        text = "; ".join([_trouble(lately, paged), *causes, *refusals])
         return Verdict("bad" if paged else "warn", text)
-    well = whole and not burning and len(parts) == 1
-    head = "No requests in five minutes" if lately.share is None else "Users do not wait"
-    return Verdict("good" if well else "warn", "; ".join([head, *parts]))
+    well = whole and not burning and not refusals and len(parts) == 1
+    return Verdict("good" if well else "warn", "; ".join([_head(lately), *parts, *refusals]))
+
+
+def _head(lately: Lately) -> str:
+    """Where nobody waits, as far as is known."""
+    if lately.share is not None:
+        return "Users do not wait"
+    if lately.untimed:
+        return f"{_count(lately.untimed)} answered in five minutes, none of which tells when its first token came"
+    if lately.refused:
+        return "Nothing but refusals in five minutes"
+    return "No requests in five minutes" if not lately.left else "No request stayed for its answer in five minutes"
+
+
+def _refusals(lately: Lately, found: Blame) -> Iterable[str]:
+    """Where they are most of what comes: nobody waits then, and yet something is wrong, there or here."""
+    others = lately.answered + lately.failed + lately.untimed
+    if lately.refused > others and (lately.refused >= _FEW or not others):
+        cause = "" if found.refusal is None else f", mostly {found.refusal}"
+        yield f"{_count(lately.refused)} refused for what they ask{cause}"
+
+
+def _count(requests: int) -> str:
+    return f"{requests:,} request{'' if requests == 1 else 's'}"
 
 
 def _trouble(lately: Lately, paged: bool) -> str:
     some = "" if paged else "Some "
     if _refused(lately):
         failed = _of(lately.failed, lately.answered + lately.failed)
-        return f"{some}users get no answer: {failed} refused or failed".capitalize()
+        return f"{some}users get no answer: {failed} refused, failed or given up".capitalize()
     told = "the budget burns too fast, " if paged else ""
     within = _of(lately.within, lately.answered + lately.failed, " of")
     return f"{some}users wait: {told}{within} first tokens in time".capitalize()

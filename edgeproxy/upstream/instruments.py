@@ -30,11 +30,12 @@ class Instruments:
             await self._wait(PERIOD_S)
 
     async def look(self, node: Node) -> None:
-        """A node that does not answer, or not sensibly, has none: stale figures look like true ones."""
+        """A node that does not answer, or not sensibly, has none: stale figures look like true ones. One that drains is
+        asked, too: why it does may be what it measured."""
         found = None
         with contextlib.suppress(UpstreamError, ValueError, TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
-                found = await self._read(node) if node.ready else None
+                found = await self._read(node)
         node.instruments = found
 
     async def _read(self, node: Node) -> Measured | None:

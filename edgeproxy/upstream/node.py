@@ -133,6 +133,7 @@ class Node:
         """No more requests until a probe succeeds. If it was thought well, one is made at once."""
         if self.ready:
             self.alarm.set()
+            self.instruments = None  # who still answers, while it drains, is asked again
         self.ready, self.silent, self.trouble = False, silent, trouble
 
     def give_back(self, trouble: str) -> int:

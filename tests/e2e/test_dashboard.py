@@ -59,6 +59,13 @@ def test_what_is_shown_is_what_the_metrics_say(deployment: Deployment, page: Bro
     )
     assert [row[1] for row in rows] == ["near-1", "far-1"]
     assert all(metric(deployment, "edgeproxy_node_ready", node=row[1]) == (row[2] == "ready") for row in rows)
+    answers = int(metric(deployment, "edgeproxy_first_token_seconds_count"))
+    wait_until(lambda: f"{answers} answered" in text(page, "#tiles .tile:nth-child(4)"), 30, deployment)
+    body = {"model": "nobody-serves-it", "messages": [{"role": "user", "content": "?"}]}
+    assert httpx.post(f"{deployment.base_url}/chat/completions", json=body).status_code == 404
+    refused = int(metric(deployment, "edgeproxy_errors_total", code="model_not_found"))
+    code = "[...document.querySelectorAll('#codes tr')].find((row) => row.cells[0].textContent === 'model_not_found')"
+    wait_until(lambda: page.ask(f"{code}?.cells[1].textContent") == str(refused), 30, deployment)
     assert page.ask("document.querySelectorAll('#tiles .tile').length") == 7
     assert page.ask("document.querySelector('#chart canvas').width") > 0
     assert page.errors == []
@@ -110,6 +117,7 @@ def test_a_turn_that_fails_says_why_and_is_no_part_of_the_conversation(deploymen
     page.ask("document.getElementById('length').removeAttribute('max')")
     page.ask("document.getElementById('ask').requestSubmit()")
     wait_until(lambda: "400" in text(page, ".turn.assistant .bad"), 30, deployment)
+    wait_until(lambda: "status 400" in text(page, "#where"), 30, deployment)
     assert "not part of the conversation" in text(page, ".turn.assistant .bad")
     assert text(page, ".turn.assistant .words") == ""
     assert page.ask("document.getElementById('text').value") == "Hello?", "it can be sent again"
@@ -117,6 +125,31 @@ def test_a_turn_that_fails_says_why_and_is_no_part_of_the_conversation(deploymen
     page.ask("document.getElementById('ask').requestSubmit()")
     wait_until(lambda: "runner-up" in text(page, "#where"), 60, deployment)
     assert not page.ask("document.getElementById('send').disabled")
+
+
+def test_a_stopped_answer_has_its_waterfall_and_a_long_chat_keeps_the_page_short(
+    deployment: Deployment, page: Browser
+) -> None:
+    page.open(f"http://127.0.0.1:{deployment.admin}/dashboard/chat", width=360, height=800)
+    wait_until(lambda: bool(page.ask("document.querySelector('#model')?.value")), 30, deployment)
+    page.ask("document.getElementById('length').value = 1024")
+    page.ask("document.getElementById('text').value = 'Tell a very long story. ' + 'word '.repeat(600)")
+    page.ask("document.getElementById('ask').requestSubmit()")
+    wait_until(lambda: "First word here" in text(page, "#timing"), 60, deployment)
+    page.ask("document.getElementById('stop').click()")
+    wait_until(lambda: text(page, "#timing") == "Stopped.", 30, deployment)
+    wait_until(lambda: "prefill" in text(page, "#where .waterfall"), 30, deployment)
+    assert "the client left before the end" in text(page, "#where")
+    assert page.ask("document.documentElement.scrollHeight") < 4 * 800
+    talk = "document.getElementById('talk')"
+    assert page.ask(f"{talk}.scrollHeight > {talk}.clientHeight"), "it was long"
+    assert page.ask(f"{talk}.scrollHeight - {talk}.scrollTop - {talk}.clientHeight") < 2, "its end is what is seen"
+    page.ask("document.getElementById('text').value = 'Hi'; document.getElementById('length').value = 2")
+    page.ask("document.getElementById('ask').requestSubmit()")
+    assert text(page, "#timing") == "Waiting for the first word…"
+    wait_until(lambda: "First word here" in text(page, "#timing"), 60, deployment)
+    told_early = "404"  # a record is asked for until it is written
+    assert [error for error in page.errors if told_early not in error] == []
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -6,111 +6,47 @@ The decisions are put into the observe room as the gateway puts them; no HTTP lo
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from time import monotonic, sleep, time
+from time import monotonic, time
 
 import pytest
 
-from edgeproxy.access.keys import Keys
-from edgeproxy.access.origin import HostCheck
-from edgeproxy.admin import Admin, Known
-from edgeproxy.app import node_views
-from edgeproxy.config import Address, GatewayLimits
 from edgeproxy.gateway.account import Account, Call
 from edgeproxy.gateway.decisions import choice
-from edgeproxy.observe.burn import Burn
 from edgeproxy.observe.history import KEPT, SLICE_S, History
-from edgeproxy.observe.live import Live
-from edgeproxy.observe.log import Log
-from edgeproxy.observe.metrics import Metrics
-from edgeproxy.observe.outcomes import Outcomes
-from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.routing.choose import Decision, Wanted, choose
 from edgeproxy.upstream.node import Fleet
-from edgeproxy.wire.limits import Limits
-from edgeproxy.wire.tcp import TcpListener
 from tests.e2e.browser import PROGRAM, Browser, browser
-from tests.gateway.drive import config
+from tests.e2e.panel import Panel, until
 
 pytestmark = [
     pytest.mark.xdist_group("e2e"),
     pytest.mark.skipif(PROGRAM is None, reason="no Chromium here (Debian: apt-get install chromium)"),
 ]
 A_TICK, TICK_S = 50, 0.05
-PATIENCE_S = 60.0
 
 
-class Busy:
-    """An admin listener, and decisions without end, on a loop of their own."""
-
-    def __init__(self) -> None:
-        self.port: Future[int] = Future()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-
-    def __enter__(self) -> Busy:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    async def _run(self) -> None:
-        settings = config("http://127.0.0.1:1", "http://127.0.0.1:2", GatewayLimits())
-        fleet, burn, sink = Fleet.from_config(settings, token="t"), Burn(0.95), os.open(os.devnull, os.O_WRONLY)
-        for node in fleet.nodes:
-            node.up(0.0)
-            node.rtt.probe(0.01, monotonic())
-        views, reloads, started = node_views(fleet), ReloadStatus(time()), time() - KEPT * SLICE_S
-        account = Account(Log(sink), Metrics("1", views, reloads, burn), Outcomes(burn))
-        known = Known("1", settings, fleet, views, account, reloads, started)
-        outcomes = account.outcomes
-        _fill(outcomes.history, time())
-        live = Live(
-            known.view,
-            lambda: known.requests(outcomes.newest()),
-            lambda: known.requests(outcomes.changes()),
-            int(started),
-            time,
-        )
-
-        async def nothing(*_: object) -> None: ...
-
-        admin = Admin(known, live, nothing, Keys(), HostCheck([Address("127.0.0.1", 0)], ()))
-        listener = TcpListener(admin, Limits(), ssl=None, alt_svc=lambda: None, state={})
-        await listener.start(Address("127.0.0.1", 0))
-        running = asyncio.create_task(live.run())
-        self.port.set_result(listener.port)
-        try:
-            await self._decide(account, fleet)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            await listener.drain(0.1)
-            os.close(sink)
-
-    async def _decide(self, account: Account, fleet: Fleet) -> None:
-        rng, number = Random(1), 0
-        while not self._stop.is_set():
-            for _ in range(A_TICK):
-                number += 1
-                now = monotonic()
-                found = choose(fleet.nodes, Wanted(100.0), fleet.home, now, rng)
-                assert isinstance(found, Decision) and found.first is not None
-                took = rng.lognormvariate(-2.5, 0.7)
-                call = Call(b"r-%d" % number, now - took, rng.choice(("h1", "h2", "h3")), 0.002, model="ok")
-                call.choice, call.status, call.attempts = choice(found), 200, 1
-                call.node, call.region, call.rtt_s = found.first.name, found.first.region, 0.01
-                call.sent_at, call.first_at = now - took + 0.0005, now
-                call.terms = {"queue": took / 4, "prefill": took / 2}
-                account.close(call, now)
-            await asyncio.sleep(TICK_S)
+async def decide(account: Account, fleet: Fleet, stop: threading.Event) -> None:
+    """Decisions without end, after an hour of first tokens."""
+    _fill(account.outcomes.history, time())
+    rng, number = Random(1), 0
+    while not stop.is_set():
+        for _ in range(A_TICK):
+            number += 1
+            now = monotonic()
+            found = choose(fleet.nodes, Wanted(100.0), fleet.home, now, rng)
+            assert isinstance(found, Decision) and found.first is not None
+            took = rng.lognormvariate(-2.5, 0.7)
+            call = Call(b"r-%d" % number, now - took, rng.choice(("h1", "h2", "h3")), 0.002, model="ok")
+            call.choice, call.status, call.attempts = choice(found), 200, 1
+            call.node, call.region, call.rtt_s = found.first.name, found.first.region, 0.01
+            call.sent_at, call.first_at = now - took + 0.0005, now
+            call.terms = {"queue": took / 4, "prefill": took / 2}
+            account.close(call, now)
+        await asyncio.sleep(TICK_S)
 
 
 def _fill(history: History, now: float) -> None:
@@ -127,20 +63,13 @@ def page(tmp_path: Path) -> Iterator[Browser]:
         yield found
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = monotonic() + PATIENCE_S
-    while not condition():
-        assert monotonic() < deadline, "it never came to be"
-        sleep(0.05)
-
-
 def counted(page: Browser) -> int:
     return int(page.ask("Number.parseInt(document.getElementById('counted')?.textContent) || 0"))
 
 
 def test_a_thousand_decisions_a_second_are_kept_up_with_and_leave_the_page_small_and_at_hand(page: Browser) -> None:
-    with Busy() as busy:
-        page.open(f"http://127.0.0.1:{busy.port.result()}/dashboard")
+    with Panel(decide) as busy:
+        page.open(busy.url)
         until(lambda: counted(page) > 1000)
         elements = int(page.ask("document.getElementsByTagName('*').length"))
         seen = counted(page)
@@ -184,8 +113,8 @@ DRAW = """(async () => {
 
 
 def test_an_hour_of_first_tokens_is_drawn_from_end_to_end(page: Browser) -> None:
-    with Busy() as busy:
-        page.open(f"http://127.0.0.1:{busy.port.result()}/dashboard")
+    with Panel(decide) as busy:
+        page.open(busy.url)
         until(lambda: counted(page) > 0)
         slices, filled, took_ms = page.ask(DRAW)
         print(f"an hour drawn in {took_ms:.1f} ms")

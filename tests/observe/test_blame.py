@@ -55,6 +55,13 @@ def test_of_those_that_failed_the_most_frequent_code_is_told_unless_they_are_few
     assert blame(quick(), failed(4, "queue_full"), SINCE) == Blame()
 
 
+def test_clients_that_gave_up_are_told_as_that_and_refusals_apart_from_failures() -> None:
+    gone = [record(time=NOW, first_token_s=None, status=502, client_gone=True, total_s=9.0) for _ in range(6)]
+    refused = failed(7, "model_not_found")
+    assert blame(quick(), gone, SINCE, refused) == Blame(code="clients that gave up waiting", refusal="model_not_found")
+    assert blame(quick(), [], SINCE, refused[:4]) == Blame()
+
+
 def test_what_is_long_ago_is_not_blamed() -> None:
     old = [{**one, "time": SINCE - 1} for one in late(queue_s=0.3)]
     failures = [{**one, "time": SINCE - 1} for one in failed(9, "no_node")]

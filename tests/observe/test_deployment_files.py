@@ -6,11 +6,17 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from edgeproxy.observe.fleet import NodeView
+from edgeproxy.observe.metrics import Metrics
+from edgeproxy.protocol.node.instruments import Gpu, Instruments, Link
+from edgeproxy.protocol.node.report import NodeReport, NodeState
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -73,6 +79,23 @@ def test_alerts_ask_for_metrics_that_there_are() -> None:
     asked = {name for rule in rules() for name in METRIC.findall(rule["expr"])}
     assert asked
     assert asked <= documented()
+
+
+def test_dashboards_and_alerts_need_nothing_but_the_proxy() -> None:
+    """Nodes have a token, of each start another where nobody names one: none is needed for what is shown."""
+    gpu = Gpu(failed=False, link=Link(4, 8), possible=Link(5, 16))
+    given = {field.name: 1.0 for field in fields(Instruments)}
+    instruments = Instruments(**{**given, "sleeping": False, "gpu": gpu})  # type: ignore[arg-type]
+    report = NodeReport(NodeState.READY, "m", "n", 1, 2, 3000, 100, 50, 0, 16, 1000.0, 1.0, 1, 0.0)
+    node = NodeView("a", "near", True, "", "closed", 0, 0.01, ("m",), report=report, instruments=instruments)
+    lines = Metrics("1", lambda: [node]).exposition()[0].decode().splitlines()
+    told = {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}
+    panels = dashboard(DOCKER / "grafana" / "dashboards" / "nodes.json")["panels"]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]]
+    asked += [rule["expr"] for rule in rules() if rule["alert"].startswith(("Node", "Gpu", "Kv", "Step"))]
+    assert {name for expression in asked for name in METRIC.findall(expression)} <= told
+    files = "".join(path.read_text() for path in (ALERTS, *DASHBOARDS))
+    assert not re.findall(r"\bengine_\w+", files)
 
 
 def test_every_alert_has_its_line_in_the_runbook_and_no_other_has() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeproxy.observe.history import BINS, BINS_A_DECADE, KEPT, SLICE_S, History, Spread, bin_of, seconds_of, together
+from edgeproxy.observe.rings import Kind
 
 seconds = st.floats(0.001, 99.0)
 
@@ -56,7 +57,8 @@ def test_slices_begin_every_ten_seconds_and_empty_ones_are_left_out() -> None:
     history = History()
     for now, taken in ((1000.0, 0.1), (1009.9, 0.2), (1010.0, 0.3), (1055.0, 0.4)):
         history.answered(taken, taken <= 0.15, now)
-    history.failed(1056.0)
+    history.unseen(Kind.FAILED, 1056.0)
+    history.unseen(Kind.REFUSED, 1056.0)
     found = [one.view() for one in history.since(0)]
     assert [(one["start"], one["count"], one["within"], one["failed"]) for one in found] == [
         (1000, 2, 1, 0),

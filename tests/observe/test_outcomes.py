@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeproxy.observe.burn import Burn
-from edgeproxy.observe.outcomes import FRESH, RECENT, Outcomes
+from edgeproxy.observe.outcomes import FRESH, RECENT, REFUSED_SHOWN, SHOWN, Outcomes
 from tests.observe.records import record
 
 NOW = 1_760_000_000.0
@@ -21,7 +21,9 @@ NOW = 1_760_000_000.0
         ({"first_token_s": None, "status": 429}, (1, 1)),
         ({"first_token_s": None, "status": 400}, (0, 0)),
         ({"first_token_s": None, "status": 404}, (0, 0)),
-        ({"first_token_s": None, "status": 502, "client_gone": True}, (0, 0)),
+        ({"first_token_s": None, "status": 502, "client_gone": True, "total_s": 0.1}, (0, 0)),
+        ({"first_token_s": None, "status": 502, "client_gone": True, "total_s": 9.0}, (1, 1)),
+        ({"first_token_s": None, "status": 502, "client_gone": True, "total_s": 9.0, "stream": False}, (0, 0)),
     ],
 )
 def test_the_objective_counts_what_is_ours_to_answer(changes: dict[str, object], counted: tuple[int, int]) -> None:
@@ -43,7 +45,8 @@ def test_memory_is_bounded() -> None:
     outcomes = Outcomes(Burn(0.95))
     for number in range(3 * RECENT):
         outcomes.add(record(request_id=str(number)))
-    assert len(outcomes.latest(3 * RECENT)) == RECENT
+    assert outcomes.of(str(2 * RECENT - 1)) is None and outcomes.of(str(2 * RECENT)) is not None
+    assert len(outcomes.latest(3 * RECENT)) == SHOWN
     assert outcomes.latest(2)[-1]["request_id"] == str(3 * RECENT - 1)
 
 
@@ -78,8 +81,57 @@ def test_what_is_refused_pushes_nothing_out_and_is_blamed_for_nothing() -> None:
     after = outcomes.view(0.0, NOW)
     assert before["blame"]["term"] == "prefill" and before["blame"]["code"] == "upstream_failed"
     assert before["contrast"] and before["examples"]["p50"] is not None
-    assert [after[name] for name in ("blame", "contrast", "examples")] == [
-        before[name] for name in ("blame", "contrast", "examples")
-    ]
+    assert [after[name] for name in ("contrast", "examples")] == [before[name] for name in ("contrast", "examples")]
+    assert after["blame"] == {**before["blame"], "refusal": "model_not_found"}
     assert outcomes.of("a0") is not None and outcomes.of("f0") is not None and outcomes.of("r0") is None
     assert outcomes.latest(1)[0]["request_id"] == f"r{RECENT + 199}"
+
+
+def refused(number: int) -> dict[str, object]:
+    return record(request_id=f"r{number}", first_token_s=None, status=404, code="model_not_found", region=None)
+
+
+def test_who_is_refused_in_a_loop_leaves_room_on_the_page_for_who_is_served() -> None:
+    outcomes = Outcomes(Burn(0.95))
+    for number in range(30):
+        outcomes.add(record(request_id=f"a{number}"))
+    outcomes.changes()
+    for number in range(500):
+        outcomes.add(refused(number))
+    shown = [one["request_id"] for one in outcomes.newest()["recent"]]
+    last = [f"r{number}" for number in range(500 - REFUSED_SHOWN, 500)]
+    assert shown == [*(f"a{number}" for number in range(30)), *last]
+    assert [one["request_id"] for one in outcomes.changes()["recent"]] == last, "what came before is not told again"
+
+
+def test_five_minutes_tell_what_became_of_all_that_came() -> None:
+    outcomes = Outcomes(Burn(0.95))
+    without: dict[str, object] = {"first_token_s": None}
+    for changes in (
+        {},
+        {"first_token_s": 0.3},
+        {**without, "stream": False},
+        {**without, "status": 503},
+        {**without, "status": 502, "client_gone": True, "total_s": 9.0},
+        {**without, "status": 502, "client_gone": True, "total_s": 0.01},
+        {**without, "status": 400},
+    ):
+        outcomes.add(record(**changes))
+    assert outcomes.view(0.0, NOW)["lately"] == {
+        "answered": 2,
+        "within": 1,
+        "failed": 2,
+        "untimed": 1,
+        "refused": 1,
+        "left": 1,
+    }
+
+
+def test_the_budgets_that_first_tokens_were_charged_to_are_told() -> None:
+    outcomes = Outcomes(Burn(0.95))
+    assert outcomes.view(0.0, NOW)["budgets"] == []
+    outcomes.add(record(budget_s=9.0, time=NOW - 1000))
+    for budget in (0.4, 0.137, 0.2):
+        outcomes.add(record(budget_s=budget))
+    outcomes.add(record(budget_s=5.0, first_token_s=None, status=404))
+    assert outcomes.view(0.0, NOW)["budgets"] == [0.137, 0.4]

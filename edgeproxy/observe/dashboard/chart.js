@@ -4,6 +4,7 @@
 /* global uPlot */
 
 import { byId, clock, milliseconds, number, percent, row } from "./dom.js";
+import { budgets } from "./summary.js";
 import { colour } from "./theme.js";
 
 const BINS_A_DECADE = 24; // observe/history.py
@@ -17,6 +18,7 @@ const TABLE_ROWS = 30;
 const edge = (bin) => LEAST_S * 10 ** (bin / BINS_A_DECADE);
 
 let plot = null;
+let several = false; // budgets: then the largest has a line of its own
 let drawn = { slices: [], most: 1 };
 
 function cells(u) {
@@ -48,11 +50,13 @@ function options(width) {
     height: HEIGHT,
     scales: { y: { distr: 3, range: (_, low, high) => uPlot.rangeLog(Math.min(low || 0.1, 0.02), Math.max(high || 0.2, 0.5), 10, true) } },
     axes: [{ ...axis, space: 90, values: hours }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? null : milliseconds(tick))) }],
-    series: [{ label: "time", value: (_, value) => (value === null ? "–" : clock(value)) }, line("p50", "first-line"), line("p95", "second-line", { dash: [6, 3] }), line("budget", "bad", { width: 1, dash: [2, 4] })],
+    series: [{ label: "time", value: (_, value) => (value === null ? "–" : clock(value)) }, line("p50", "first-line"), line("p95", "second-line", { dash: [6, 3] }), ...budgetLines(line)],
     hooks: { drawClear: [cells] },
     cursor: { y: false },
   };
 }
+
+const budgetLines = (line) => (several ? ["least budget", "largest budget"] : ["budget"]).map((label) => line(label, "bad", { width: 1, dash: [2, 4] }));
 
 // Slices in which nothing happened are gaps, not zeros.
 function data(state) {
@@ -67,7 +71,8 @@ function data(state) {
     low.push(slice ? slice.p50_s : null);
     high.push(slice ? slice.p95_s : null);
   }
-  return [times, low, high, times.map(() => state.budget_ms / 1000)];
+  const { least, most } = budgets(state);
+  return [times, low, high, ...(several ? [least, most] : [least]).map((budget) => times.map(() => budget))];
 }
 
 function table(slices) {
@@ -81,6 +86,11 @@ export function drawChart(state) {
   const place = byId("chart");
   const slices = [...state.slices.values()].sort((one, other) => one.start - other.start);
   drawn = { slices, most: Math.max(1, ...slices.flatMap((slice) => slice.bins.map(([, count]) => count))) };
+  const { least, most } = budgets(state);
+  if (several !== least < most) {
+    forgetChart();
+    several = least < most;
+  }
   if (plot === null) {
     plot = new uPlot(options(place.clientWidth), data(state), place);
   } else {

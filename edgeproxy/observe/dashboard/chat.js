@@ -8,6 +8,12 @@ import { theme } from "./theme.js";
 const turns = [];
 let running = null;
 
+// Named here, so that a request that was stopped or refused is found as well as one that was answered.
+function identity() {
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  return `chat-${[...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+}
+
 // A browser's own words for a connection that failed tell nobody what to look at.
 async function reached(path, options) {
   try {
@@ -42,12 +48,19 @@ async function offer() {
 function speak(role, text) {
   const words = element("p", "words", text);
   byId("talk").append(element("section", `turn ${role}`, element("h3", "", role), words));
-  words.scrollIntoView({ block: "nearest" });
+  follow(true);
   return words;
 }
 
-function headers() {
-  const found = { "content-type": "application/json" };
+// The conversation scrolls by itself: however long it is, what came of it stays in reach. Who reads further up is left there.
+function follow(always) {
+  const talk = byId("talk");
+  const left = talk.scrollHeight - talk.scrollTop - talk.clientHeight;
+  if (always || left < 80) talk.scrollTop = talk.scrollHeight;
+}
+
+function headers(name) {
+  const found = { "content-type": "application/json", "x-request-id": name };
   if (byId("region").value) found["x-edge-region"] = byId("region").value;
   if (byId("key").value) found.authorization = `Bearer ${byId("key").value}`;
   return found;
@@ -78,24 +91,25 @@ async function listen(answer, words, begun) {
     }
     said += text;
     words.textContent = said;
+    follow(false);
   }
   return said;
 }
 
-async function ask(text, words) {
+async function ask(text, words, name) {
   const body = { model: byId("model").value, messages: [...turns, { role: "user", content: text }], stream: true, stream_options: { include_usage: true }, max_tokens: Number(byId("length").value) };
   const begun = performance.now();
-  const answer = await reached("/admin/chat", { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal });
+  const answer = await reached("/admin/chat", { method: "POST", headers: headers(name), body: JSON.stringify(body), signal: running.signal });
   if (!answer.ok) throw await refusal(answer);
   const said = await listen(answer, words, begun);
   turns.push({ role: "user", content: text }, { role: "assistant", content: said });
-  return answer.headers.get("x-request-id");
 }
 
-// The record is written when the request has ended, which is a moment after its last byte.
-async function explain(identity) {
+// The record is written when the request has ended, which is a moment after its last byte; or never, if it did not arrive.
+async function explain(name) {
   for (let tries = 0; tries < 10; tries += 1) {
-    const answer = await reached(`/admin/requests/${encodeURIComponent(identity)}`, { cache: "no-store" });
+    const answer = await reached(`/admin/requests/${name}`, { cache: "no-store" });
+    if (running) return; // the next one is under way
     if (answer.ok) {
       byId("where").replaceChildren(...(await details(await answer.json())));
       return;
@@ -110,6 +124,7 @@ function failed(error, text, words) {
   const told = stopped ? "Stopped." : error.message;
   if (words.textContent === "…") words.textContent = "";
   words.after(element("p", stopped ? "quiet" : "bad", `${told} This turn is not part of the conversation.`));
+  follow(true);
   if (!byId("text").value) byId("text").value = text;
   say(byId("timing"), told);
 }
@@ -128,16 +143,18 @@ async function submit(event) {
   busy(true);
   speak("user", text);
   const words = speak("assistant", "…");
-  let identity = null;
+  const name = identity();
+  say(byId("timing"), "Waiting for the first word…");
+  byId("where").replaceChildren();
   try {
-    identity = await ask(text, words);
+    await ask(text, words, name);
   } catch (error) {
     failed(error, text, words);
   } finally {
     running = null;
     busy(false);
   }
-  if (identity) await explain(identity).catch((error) => say(byId("timing"), error.message));
+  await explain(name).catch((error) => say(byId("timing"), error.message));
 }
 
 byId("ask").addEventListener("submit", submit);

@@ -4,12 +4,11 @@ import { drawChart, forgetChart } from "./chart.js";
 import { byId, clock, say } from "./dom.js";
 import { drawMap } from "./map.js";
 import { drawRegions } from "./regions.js";
-import { drawRequests } from "./requests.js";
-import { drawSummary } from "./summary.js";
+import { drawRequests, newest } from "./requests.js";
+import { budgets, drawSummary } from "./summary.js";
 import { legend } from "./terms.js";
 import { theme } from "./theme.js";
 
-const KEPT_REQUESTS = 200;
 const HOUR_S = 3600;
 const STALE_MS = 5000;
 
@@ -27,9 +26,7 @@ function take(message, fresh) {
   }
   for (const slice of slices) state.slices.set(slice.start, slice);
   for (const start of state.slices.keys()) if (start < state.now - HOUR_S) state.slices.delete(start);
-  const seen = new Set(state.recent.map((request) => `${request.request_id} ${request.time}`));
-  state.recent.push(...recent.filter((request) => !seen.has(`${request.request_id} ${request.time}`)));
-  state.recent.splice(0, Math.max(0, state.recent.length - KEPT_REQUESTS));
+  state.recent = newest([...state.recent, ...recent]);
   known = true;
   heard = performance.now();
   soon();
@@ -47,7 +44,7 @@ function soon() {
 
 function draw() {
   byId("version").textContent = state.version;
-  byId("budget").textContent = `${state.budget_ms} ms`;
+  byId("budget").textContent = budgets(state).text;
   drawSummary(state);
   drawChart(state);
   drawRegions(state);

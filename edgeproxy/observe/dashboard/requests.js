@@ -4,6 +4,8 @@ import { byId, clock, element, milliseconds, number, row } from "./dom.js";
 import { bar, waterfall } from "./terms.js";
 
 const SHOWN = 40;
+const REFUSED = 8; // of them: who is refused in a loop leaves room for who is served
+const KEPT = 200;
 
 function runnerUp(request) {
   const other = request.runner_up;
@@ -19,38 +21,56 @@ function requestRow(request) {
   const status = [request.status, request.code].filter(Boolean).join(" ");
   return row(
     opener,
+    number(milliseconds(request.wait_s), mood),
+    element("td", request.status < 400 && !request.code ? "" : "bad", status),
     request.region || "–",
     request.reason || "–",
     runnerUp(request),
     request.model,
     request.protocol,
-    element("td", request.status < 400 && !request.code ? "" : "bad", status),
     number(String(request.attempts)),
-    number(milliseconds(request.wait_s), mood),
     element("td", "wide", answered ? bar(request) : null),
   );
 }
 
 const key = (request) => `${request.request_id} ${request.time}`;
-const shown = new Set();
+const refused = (request) => request.kind === "refused" || request.kind === "left";
+
+// The last ones, each once, the oldest first as they come; of refused ones a few.
+export function newest(requests, most = KEPT, mostRefused = REFUSED * (KEPT / SHOWN)) {
+  const kept = [];
+  let turned = 0;
+  for (const request of [...new Map(requests.map((one) => [key(one), one])).values()].reverse()) {
+    if (refused(request) && ++turned > mostRefused) continue;
+    if (kept.push(request) === most) break;
+  }
+  return kept.reverse();
+}
 
 // Rows that stand stay where they are, so that neither focus nor selection is lost once a second.
 export function drawRequests(state) {
   const body = byId("recent");
-  if (!shown.size) body.replaceChildren();
-  for (const request of state.recent.slice(-SHOWN)) {
-    if (shown.has(key(request))) continue;
-    shown.add(key(request));
-    const made = requestRow(request);
-    made.dataset.key = key(request);
-    body.prepend(made);
+  const wanted = newest(state.recent, SHOWN, REFUSED).reverse();
+  const keys = new Set(wanted.map(key));
+  const standing = new Map();
+  for (const found of [...body.rows]) {
+    if (keys.has(found.dataset.key)) standing.set(found.dataset.key, found);
+    else found.remove();
   }
-  while (body.rows.length > SHOWN) {
-    shown.delete(body.rows[body.rows.length - 1].dataset.key);
-    body.deleteRow(-1);
+  let next = body.firstElementChild;
+  for (const request of wanted) {
+    const found = standing.get(key(request)) || requestRow(request);
+    if (found === next) {
+      next = next.nextElementSibling;
+      continue;
+    }
+    found.dataset.key = key(request);
+    body.insertBefore(found, next);
   }
-  if (!body.rows.length) body.append(row(element("td", "quiet", "No requests yet")));
-  byId("counted").textContent = `${state.count} requests since the start, the newest ${Math.min(state.count, SHOWN)} of them here.`;
+  if (!wanted.length) body.append(row(element("td", "quiet", "No requests yet")));
+  const turned = wanted.filter(refused).length;
+  const few = turned === REFUSED ? `, of those that were refused the last ${REFUSED}` : "";
+  byId("counted").textContent = `${state.count} requests since the start, ${wanted.length} of the newest here${few}.`;
 }
 
 const FORECAST = [
@@ -72,8 +92,9 @@ function forecasts(decision) {
 
 export async function details(request) {
   const parts = [];
-  if (request.wait_s !== null) parts.push(waterfall(request));
+  if (request.wait_s !== null || request.attempts) parts.push(waterfall(request));
   const facts = [
+    `status ${[request.status, request.code].filter(Boolean).join(" ")}`,
     `reason ${request.reason || "–"}`,
     `${request.prompt_tokens ?? "–"} prompt tokens, ${request.cached_tokens ?? "–"} of them cached`,
     `${request.completion_tokens ?? "–"} tokens answered in ${milliseconds(request.total_s)}`,
@@ -88,9 +109,13 @@ export async function details(request) {
   return parts;
 }
 
+let opened = null; // an answer that comes late is not another request's
+
 async function show(request) {
+  opened = request;
   byId("details-title").textContent = `Request ${request.request_id}`;
   byId("details-body").replaceChildren(element("p", "quiet", "Loading…"));
   byId("details").showModal();
-  byId("details-body").replaceChildren(...(await details(request)));
+  const parts = await details(request).catch(() => [element("p", "bad", "The proxy cannot be reached; is it running?")]);
+  if (opened === request) byId("details-body").replaceChildren(...parts);
 }

@@ -11,11 +11,29 @@ function tile(label, value, detail, className = "") {
 
 const hours = (minutes) => (minutes < 60 ? `${minutes} min` : minutes < 1440 ? `${minutes / 60} h` : `${minutes / 1440} d`);
 
-function burn(pair) {
+// What came before this proxy was started is not known to it.
+function burn(pair, age) {
   const name = `burn ${hours(pair.long_minutes)} / ${hours(pair.short_minutes)}`;
   const value = `${plain(pair.long, 1)} / ${plain(pair.short, 1)}`;
   if (pair.state === "few") return tile(name, value, `too few to tell: ${pair.events} of ${pair.least}`, "few");
-  return tile(name, value, `${pair.severity} above ${pair.limit}`, pair.state === "burning" ? "bad" : "");
+  const since = age < pair.long_minutes * 60 ? `; of the ${duration(age)} since the start` : "";
+  const burning = pair.state === "burning";
+  return tile(name, value, `${burning ? "burning: " : ""}${pair.severity} above ${pair.limit}${since}`, burning ? "bad" : "");
+}
+
+function duration(seconds) {
+  const minutes = Math.max(1, Math.round(seconds / 60));
+  return minutes < 120 ? `${minutes} min` : minutes < 2880 ? `${Math.round(minutes / 60)} h` : `${Math.round(minutes / 1440)} d`;
+}
+
+// All that came, and what became of it: who is refused waits for nothing, and is no part of the share within the budget.
+function requests(recent, age) {
+  const answered = recent.answered + recent.untimed;
+  const total = answered + recent.failed + recent.refused + recent.left;
+  const rate = total / Math.min(WINDOW_S, Math.max(1, age));
+  const others = ["failed", "refused", "left"].filter((name) => recent[name]).map((name) => `, ${recent[name].toLocaleString()} ${name}`);
+  const detail = total ? `${answered.toLocaleString()} answered${others.join("")}` : "none";
+  return tile("requests", total ? `${rate.toFixed(rate < 10 ? 2 : 0)} /s` : "0 /s", `${detail}, last 5 min`);
 }
 
 function example(label, share, request) {
@@ -44,18 +62,26 @@ function differences(found) {
   return found.map((one) => row(`${one.attribute}: ${one.value}`, number(`${one.lift.toFixed(1)} ×`), number(`${one.slow} of ${one.all}`)));
 }
 
+// Models, tenants and requests may have budgets of their own: what first tokens were charged to of late.
+export function budgets(state) {
+  const [least, most] = state.budgets.length ? state.budgets : [state.budget_ms / 1000, state.budget_ms / 1000];
+  return { least, most, text: least === most ? `budget of ${budget(least)}` : `budgets of ${budget(least)} to ${budget(most)}` };
+}
+
+const budget = (seconds) => `${Number((seconds * 1000).toPrecision(4))} ms`;
+
 export function drawSummary(state) {
   byId("verdict").className = state.verdict.mood;
   say(byId("verdict"), state.verdict.text);
   const recent = state.lately;
   const total = recent.answered + recent.failed;
-  const passed = Math.min(WINDOW_S, Math.max(1, state.now - state.started));
+  const age = state.now - state.started;
   byId("tiles").replaceChildren(
     tile("first token p50", milliseconds(state.first_token.p50), "last 5 min"),
     tile("first token p95", milliseconds(state.first_token.p95), "last 5 min"),
     tile("within budget", total ? percent(recent.within / total, 1) : "–", `objective ${percent(state.objective)}`),
-    tile("requests", total ? `${(total / passed).toFixed(total / passed < 10 ? 2 : 0)} /s` : "0 /s", "last 5 min"),
-    ...state.burn.map(burn),
+    requests(recent, age),
+    ...state.burn.map((pair) => burn(pair, age)),
   );
   byId("examples").replaceChildren(
     example("nearest p50", state.first_token.p50, state.examples.p50),

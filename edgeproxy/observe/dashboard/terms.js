@@ -20,6 +20,14 @@ export function termsOf(request) {
   return TERMS.map(([name, label]) => ({ name, label, seconds: request[`${name}_s`] || 0 })).filter((term) => term.seconds > 0);
 }
 
+// Of a request without a first token: what is known, and the rest of its life as a term of its own.
+function untilItsEnd(request) {
+  const terms = termsOf(request);
+  const known = terms.reduce((sum, term) => sum + (term.name === "client" ? 0 : term.seconds), 0);
+  const seconds = request.total_s - known;
+  return seconds > 0 ? [...terms, { name: "unexplained", label: "no first token", seconds }] : terms;
+}
+
 const spoken = (terms) => terms.map((term) => `${term.label} ${milliseconds(term.seconds)}`).join(", ");
 
 // The bar's full width is the budget, or the request itself where it took longer; a mark stands at the budget.
@@ -44,7 +52,8 @@ export function bar(request, tall = false) {
 
 // A row a term, each beginning where the one before ended. A table, so that it can be read aloud as it is.
 export function waterfall(request) {
-  const terms = termsOf(request);
+  const answered = request.wait_s !== null;
+  const terms = answered ? termsOf(request) : untilItsEnd(request);
   const total = Math.max(request.budget_s, terms.reduce((sum, term) => sum + term.seconds, 0));
   const body = element("tbody");
   let begun = 0;
@@ -59,7 +68,11 @@ export function waterfall(request) {
     body.append(row(name, number(milliseconds(term.seconds)), element("td", "wide", track)));
     begun += term.seconds;
   }
-  const table = element("table", "waterfall", element("caption", "", `the user waits ${milliseconds(request.wait_s)} for the first token, budget ${milliseconds(request.budget_s)}; ${milliseconds(request.first_token_s)} of it passed at the proxy and behind it`));
+  const budget = `budget ${milliseconds(request.budget_s)}`;
+  const caption = answered
+    ? `the user waits ${milliseconds(request.wait_s)} for the first token, ${budget}; ${milliseconds(request.first_token_s)} of it passed at the proxy and behind it`
+    : `ended after ${milliseconds(request.total_s)} without a first token, ${budget}`;
+  const table = element("table", "waterfall", element("caption", "", caption));
   table.append(body);
   return table;
 }

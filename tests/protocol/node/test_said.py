@@ -28,6 +28,10 @@ def test_a_number_is_finite_and_not_negative(value: object, read: float | None) 
 def test_an_instrument_that_is_odd_is_unknown_and_a_report_with_one_is_none() -> None:
     found = instruments.decode(orjson.dumps({"susi": -1, "kvr": 0.5, "ild_gap": {"count": 1, "p50_us": 8}}))
     assert (found.susi, found.kvr, found.gap_p50_s) == (None, 0.5, 8e-6)
+    odd = instruments.decode(orjson.dumps({"gpu": {"fault": None, "link": {"generation": 4}, "link_possible": [5]}}))
+    assert odd.gpu == instruments.Gpu(failed=False)
+    failed = instruments.decode(orjson.dumps({"gpu": {"fault": "Xid 79", "link": {"generation": 4, "width": 8}}}))
+    assert failed.gpu == instruments.Gpu(failed=True, link=instruments.Link(4, 8))
     sound = report.NodeReport(report.NodeState.READY, "m", "n", 0, 0, 0, 1, 1, 0, 16, 1000.0, 1.0, 1, 0.0)
     assert report.decode(sound.encode()) == sound
     with pytest.raises(ValueError, match="step_ms is not a non-negative number"):
