@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from edgeproxy.protocol.node.blocks import Prefix
@@ -106,7 +105,7 @@ class Answer:
         replayed, self._replayed = self._replayed, None
         if replayed is None:
             return piece
-        return replace(piece, events=replayed.events + piece.events, logprobs=replayed.logprobs + piece.logprobs)
+        return piece._replace(events=replayed.events + piece.events, logprobs=replayed.logprobs + piece.logprobs)
 
 
 class Choices:

@@ -8,9 +8,8 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -61,8 +60,7 @@ _OPEN = ("/healthz", "/readyz")
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class ApiLimits:
+class ApiLimits(NamedTuple):
     body_bytes: int = 8 * 2**20
     requests: int = 512
     """Requests handled at the same time, running and waiting ones."""
@@ -120,7 +118,8 @@ class NodeApp:
         except ApiError as error:
             if exchange.started:
                 raise
-            await exchange.respond(error.status, error.body(), (*JSON, *error.headers))
+            with suppress(ClientGone):
+                await exchange.respond(error.status, error.body(), (*JSON, *error.headers))
         finally:
             self._busy -= 1
             if not self._busy:
@@ -159,7 +158,7 @@ class NodeApp:
         if not self._trusts(exchange):
             return ()
         report = self._node.report(self._clock() - exchange.arrived)
-        report = replace(report, waiting=max(report.waiting - exchange.siblings, 0))
+        report = report._replace(waiting=max(report.waiting - exchange.siblings, 0))
         fields: Headers = ((REPORT_HEADER, report.encode()),)
         wanted = exchange.header(FORMAT_HEADER)
         load = load_metrics(wanted, report, self._node.gauges.utilisation.worker_busy) if wanted else None

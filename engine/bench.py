@@ -35,24 +35,39 @@ class Result:
     most: float
 
 
-def run(options: startup.ModelOptions, progress: Progress, runs: int, as_json: bool) -> None:
-    """Raises ValueError and StartError as a start does."""
+def run(
+    options: startup.ModelOptions, progress: Progress, runs: int, as_json: bool, told: Callable[[str], None]
+) -> None:
+    """told: what is going on, a line at a time. Raises ValueError and StartError as a start does."""
     image = startup.open_image(options, progress)
-    room = max(LONG_CONTEXT + DECODED + BLOCK_TOKENS, max(STREAMS) * (CONTEXT + DECODED + BLOCK_TOKENS))
-    options = replace(options, kv_tokens=max(options.kv_tokens, room), slots=max(options.slots, max(STREAMS)))
+    options = _with_room(options, told)
     executor = startup.open_executor(image, options)
     try:
-        results = list(measure(executor, runs))
+        results = []
+        for result in measure(executor, runs):
+            results.append(result)
+            told(f"{result.name}: {result.tokens_per_s:.1f} tokens/s")
     finally:
         executor.close()
     if as_json:
         found = {"numerics": executor.numerics, "threads": options.threads, "runs": runs}
+        found |= {"kv_tokens": options.kv_tokens, "slots": options.slots}
         print(json.dumps(found | {"results": [asdict(result) for result in results]}))
     else:
         _print(results, f"{executor.numerics}, {options.threads} threads, medians of {runs}")
 
 
+def _with_room(options: startup.ModelOptions, told: Callable[[str], None]) -> startup.ModelOptions:
+    """Memory for every case, also where less was asked for."""
+    room = max(LONG_CONTEXT + DECODED + BLOCK_TOKENS, max(STREAMS) * (CONTEXT + DECODED + BLOCK_TOKENS))
+    enough = replace(options, kv_tokens=max(options.kv_tokens, room), slots=max(options.slots, max(STREAMS)))
+    if enough != options:
+        told(f"the cases need more memory: measured with --kv-tokens {enough.kv_tokens} --slots {enough.slots}")
+    return enough
+
+
 def measure(executor: Executor, runs: int) -> Iterator[Result]:
+    """Each case when it has been run so many times."""
     bench = _Bench(executor)
     limits = executor.limits
     cases: list[tuple[str, Callable[[], float]]] = [
@@ -130,7 +145,9 @@ def _print(results: list[Result], title: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("", "tokens/s", "least", "most", title=title, title_justify="left")
+    table = Table("", "tokens/s", "least", "most")
     for result in results:
         table.add_row(result.name, f"{result.tokens_per_s:.1f}", f"{result.least:.1f}", f"{result.most:.1f}")
-    Console().print(table)
+    console = Console()
+    console.print(title, soft_wrap=True)
+    console.print(table)

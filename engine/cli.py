@@ -291,6 +291,6 @@ def bench(model: str, runs: int, as_json: bool, **sizes: Any) -> None:
 
     try:
         with PackProgress() as progress:
-            timing.run(_options(model, **sizes), progress, runs, as_json)
+            timing.run(_options(model, **sizes), progress, runs, as_json, lambda line: click.echo(line, err=True))
     except (ValueError, StartError) as error:
         raise click.ClickException(str(error)) from error

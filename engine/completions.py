@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 from edgeproxy.protocol.node.request import Terms
@@ -63,7 +62,7 @@ class Completions:
         self._opener.check(request)
         constraint = await self._shapes.of_format(request.format)
         prompts = [
-            replace(await self._prompt(request, prompt, terms.salt, constraint), where=where)
+            (await self._prompt(request, prompt, terms.salt, constraint))._replace(where=where)
             for prompt, where in zip(request.prompts, request.places, strict=True)
         ]
         if resume is None:

@@ -17,8 +17,7 @@ HORIZON_S = 120.0
 """Nobody is told of a longer wait, so none is looked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(NamedTuple):
     """As measured."""
 
     prompt_tokens_per_s: float

@@ -23,7 +23,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 
 
 class ClientGone(Exception):
-    """The client left before its request was read; there is nobody to answer."""
+    """The client left: there is nobody to answer."""
 
 
 class Exchange:
@@ -99,13 +99,22 @@ class Exchange:
         gone()
 
     async def respond(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = JSON) -> None:
+        """Raises ClientGone, as `start` and `write` do."""
         await self.start(status, (*headers, (b"content-length", str(len(body)).encode())))
         await self.write(b"" if self.method == "HEAD" else body, more=False)
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.started = True
         always = ((b"x-request-id", self.request_id), *self._always(self))
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *always]})
+        await self._told({"type": "http.response.start", "status": status, "headers": [*headers, *always]})
 
     async def write(self, body: bytes, *, more: bool) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        await self._told({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _told(self, message: Message) -> None:
+        """Raises ClientGone."""
+        try:
+            await self._send(message)
+        except OSError as error:  # ASGI HTTP 2.4: nobody reads any more
+            self.gone = True
+            raise ClientGone from error

@@ -32,28 +32,41 @@ def show(options: ModelOptions, check: bool) -> None:
         raise SourceError(f"{path}: {error.strerror}; name a file you may read") from error
     if image is not None:
         console.print(_origin(image))
-        _show(console, image.config, image.tensors, options)
+        _show(console, image.config, image.tensors, options, packed=True)
         if check:
             verify(image)
             console.print("every section has the hash that was written, and there is nothing between them")
     else:
         gguf = read_gguf(path)
-        _show(console, llama_config(gguf), gguf.tensors, options)
+        _show(console, llama_config(gguf), gguf.tensors, options, packed=False)
         if check:
             check_published(options.model)
             check_weights(gguf)
             console.print("no number of its weights is NaN or infinite; a GGUF file has no hashes of them")
 
 
-def _show(console: Console, config: LlamaConfig, tensors: Mapping[str, TensorInfo], options: ModelOptions) -> None:
+def _show(
+    console: Console, config: LlamaConfig, tensors: Mapping[str, TensorInfo], options: ModelOptions, *, packed: bool
+) -> None:
+    console.print(_facts(config), _kinds(tensors.values()))
     weights = sum(tensor.nbytes for tensor in tensors.values())
-    plan = layout.plan(config, weights, options.sizes)
-    console.print(_facts(config), _kinds(tensors.values()), _memory(plan))
-    console.print(_fits(plan), soft_wrap=True)
+    if options.device == "cpu":
+        plan = layout.plan(config, weights, options.sizes)
+        console.print(_memory(plan, f"{plan.sizes.threads} threads"))
+        console.print(_fits(plan), soft_wrap=True)
+    else:
+        from engine import gpu_startup
+
+        if not packed:
+            weights = gpu_startup.packed_bytes(tensors.values(), options)
+        plan = gpu_startup.memory_plan(config, weights, options)
+        console.print(_memory(plan, "on a GPU"))
+        needed = layout.mib(gpu_startup.needs(config, plan, options).nbytes)
+        console.print(f"needs {needed} of the GPU; how much of it is free is asked when a node starts", soft_wrap=True)
 
 
 def _fits(plan: layout.Plan) -> str:
-    """Whether a node would start here and now; on a GPU its own memory decides, and is not asked."""
+    """Whether a node would start here and now."""
     available = memory.available()
     try:
         needed = layout.check_fits(plan, available)
@@ -101,9 +114,9 @@ def _number(title: str) -> Column:
     return Column(title, justify="right", no_wrap=True)
 
 
-def _memory(plan: layout.Plan) -> Table:
+def _memory(plan: layout.Plan, where: str) -> Table:
     sizes = plan.sizes
-    title = f"memory: {sizes.blocks} blocks, {sizes.slots} slots, steps of {sizes.step_tokens}, {sizes.threads} threads"
+    title = f"memory: {sizes.blocks} blocks, {sizes.slots} slots, steps of {sizes.step_tokens}, {where}"
     table = Table(
         Column("region", no_wrap=True),
         Column("buffer", overflow="fold"),

@@ -14,8 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgeproxy.protocol.node.blocks import BlockChange
 from edgeproxy.protocol.openai.errors import ApiError
@@ -38,14 +37,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Add:
+class _Add(NamedTuple):
     request: GenerationRequest
     submitted: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Abort:
+class _Abort(NamedTuple):
     request_id: str
     asked_at: int
 
@@ -180,7 +177,7 @@ class EngineLoop:
         """As of the last step, with what was asked for since counted as waiting."""
         load = self._load
         waiting = max(load.waiting, self.live - load.running)
-        return replace(load, waiting=waiting)
+        return load._replace(waiting=waiting)
 
     def stalled_s(self) -> float:
         """How long the thread has had something to do and got nothing done; 0 while there is nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from edgeproxy.protocol.node.report import NodeReport, NodeState
@@ -126,7 +125,7 @@ class Node:
         gauges = self.gauges
         gpu = self.gpu
         return {
-            **asdict(self.report(handling_s)),
+            **self.report(handling_s)._asdict(),
             "aborts": gauges.aborts,
             "abort_steps_max": gauges.abort_steps_max,
             "sleeping": engine is not None and engine.sleeping,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from edgeproxy.protocol.node.request import Terms
 from edgeproxy.protocol.node.resume import Resume
@@ -35,8 +35,7 @@ def no_parser() -> Parser | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """What is to be answered, and in what form."""
 
     ids: tuple[int, ...]
@@ -144,7 +143,7 @@ class Opener:
         seed = self._seeds() if request.seed is None else request.seed + index % request.n
         if index == 0:
             return lambda: self._begin(request, prompt, name, terms, seed)
-        late = replace(terms, strict=False)  # a latency budget is for the first token of all
+        late = terms._replace(strict=False)  # a latency budget is for the first token of all
         return lambda: self._begin(request, prompt, f"{name}-{index}", late, seed)
 
     def _begin(self, request: Decoding, prompt: Prompt, name: str, terms: Terms, seed: int) -> Answer:
@@ -154,7 +153,7 @@ class Opener:
         opening = Opening(sampling.seed, most)
         if not most + prompt.known:
             echo = prompt.echo or Piece(())
-            return Answer(None, reader, opening, len(prompt.ids), replace(echo, finish="length"))
+            return Answer(None, reader, opening, len(prompt.ids), echo._replace(finish="length"))
         generation = self._engine.generate(
             GenerationRequest(
                 name,
@@ -177,7 +176,7 @@ class Opener:
         are sampled again, and come out the same."""
         if request.top_logprobs is None or resume.finished:
             return resume
-        return replace(resume, ids=resume.ids[: told(self._tokenizer, resume.ids, resume.chars)])
+        return resume._replace(ids=resume.ids[: told(self._tokenizer, resume.ids, resume.chars)])
 
     def _replay(
         self, resume: Resume, reader: Reader, sampling: Sampling, constraint: Constraint | None

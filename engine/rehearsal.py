@@ -60,7 +60,7 @@ class Rehearsal:
         while not self._settled() and self._engine.failure is None and not self._engine.sleeping:
             if not alone:
                 await self._rest()
-            await asyncio.to_thread(self._text.tokenizer.prepare)
+            await asyncio.to_thread(self._text.prepare)
             try:
                 self.rounds.append(await self._round())
             except* Interrupted:

@@ -39,8 +39,7 @@ class GenerationRequest:
         return len(self.prompt) > self.sampling.first > 0
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """Where the time to the first token went, in seconds."""
 
     queue_s: float

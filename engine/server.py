@@ -9,9 +9,8 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine import startup
 from engine.admission import Mode
@@ -19,14 +18,13 @@ from engine.api import NodeApp
 from engine.chat import Chat
 from engine.chunks import QUANTUM_S
 from engine.hosts import Hosts, is_loopback
+from engine.listener import Listener
 from engine.loop import FLUSH_S, EngineLoop
 from engine.node import STALL_S, Node
 from engine.rehearsal import Rehearsal
 from engine.startup import Opened, Start, StartError
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from engine.executor.base import Executor
     from engine.gpu.monitor import Monitor
     from engine.integrity import WeightsCheck
@@ -41,12 +39,9 @@ QUIET_S = 1.0
 """How long connections wait for an answer while the node starts."""
 STALLED = 70
 """Exit status of a process whose engine hangs: EX_SOFTWARE of sysexits(3)."""
-KEEP_ALIVE_S = 3600
-"""Proxies keep warm connections to their nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
+class ServeOptions(NamedTuple):
     model_id: str
     host: str
     port: int
@@ -95,11 +90,11 @@ async def _serve(options: ServeOptions, start: Start) -> int:
     token = options.token.encode() if options.token is not None else None
     traces = _traces(options)
     app = NodeApp(node, Hosts(options.host, options.allow_hosts), token, traces=traces)
-    listener = _bind(options.host, options.port)
-    address = _address(listener)
+    bound = _bind(options.host, options.port)
+    address = _address(bound)
     print(f"starting on http://{address}", flush=True)
     ready = asyncio.Event()
-    answering = asyncio.create_task(_answering(app, listener, ready))
+    answering = asyncio.create_task(_answering(app, bound, ready))
     engine: EngineLoop | None = None
     watch: asyncio.Task[None] | None = None
     check: WeightsCheck | None = None
@@ -151,7 +146,7 @@ async def _serve(options: ServeOptions, start: Start) -> int:
             watch.cancel()
         await asyncio.to_thread(gpu.close)
         ready.set()
-        await (await answering).shutdown([listener])
+        await (await answering).close()
         if traces is not None:
             await asyncio.to_thread(traces.close)
 
@@ -221,17 +216,18 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None
         loop.call_soon_threadsafe(function)
 
 
-async def _answering(app: NodeApp, listener: socket.socket, ready: asyncio.Event) -> uvicorn.Server:
+async def _answering(app: NodeApp, bound: socket.socket, ready: asyncio.Event) -> Listener:
     """Begins to answer when the node is ready, or after a second.
 
-    Until then connections wait in the listener's backlog: a client that retries would take the interpreter from the
+    Until then connections wait in the socket's backlog: a client that retries would take the interpreter from the
     start that it waits for.
     """
-    config = _configured(app)
+    listener = Listener(app)
     with suppress(TimeoutError):
         async with asyncio.timeout(QUIET_S):
             await ready.wait()
-    return await _listen(config, listener)
+    await listener.start(bound)
+    return listener
 
 
 def _took(start: Start, executor: Executor) -> str:
@@ -303,37 +299,6 @@ def _bind(host: str, port: int) -> socket.socket:
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror}; name another --port") from error
 
 
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
+def _address(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _configured(app: NodeApp) -> uvicorn.Config:
-    import uvicorn
-
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        log_level="error",
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=1,
-    )
-    config.load()
-    return config
-
-
-async def _listen(config: uvicorn.Config, listener: socket.socket) -> uvicorn.Server:
-    """uvicorn's listener without its run loop: that one wakes ten times a second and takes the signals."""
-    import uvicorn
-
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    await server.startup([listener])
-    return server

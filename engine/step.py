@@ -7,8 +7,9 @@ are most of what a step costs its thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 BLOCK_TOKENS = 16
 """Tokens in one KV block. A block table entry covers positions [16*i, 16*i + 16)."""
@@ -72,8 +73,7 @@ class Sampling:
         return self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Logprobs:
+class Logprobs(NamedTuple):
     """Natural logarithms of the model's own probabilities: before bias, penalties and temperature."""
 
     sampled: float
@@ -110,8 +110,7 @@ class Row:
         return len(self.tokens) or 1
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     step: int
     """The step counter, growing by one with each plan."""
     rows: tuple[Row, ...]
@@ -128,10 +127,9 @@ class RowResult:
     """One for each of `tokens`, where the slot asked for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     step: int
-    rows: tuple[RowResult, ...] = field(default=())
+    rows: tuple[RowResult, ...] = ()
     """In the order of the plan's rows."""
     started: float = 0.0
     """Executor's monotonic clock in seconds (CLOCK_MONOTONIC, as `time.monotonic`), when the first kernel began."""

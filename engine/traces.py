@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.trace_context import FIELD, TraceContext, decode
+from engine.http import ClientGone
 from engine.startup import StartError
 
 if TYPE_CHECKING:
@@ -73,6 +74,9 @@ class Traces:
             end = _DONE if exchange.failure is None else _of(exchange.failure)
         except ApiError as error:
             end = _of(error)
+            raise
+        except ClientGone:
+            end = _GONE
             raise
         finally:
             _describe(span, choices, _GONE if exchange.gone and not choices.done else end)

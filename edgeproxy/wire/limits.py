@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 KIB = 1024
 MIB = 1024 * KIB
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Counts are per listener unless the name says otherwise; `_s` are seconds, `_bytes` are octets."""
 
     target_bytes: int = 8 * KIB

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.wire.limits import Limits
-from edgeproxy.wire.message_head import Headers, RequestHead
+
+if TYPE_CHECKING:
+    from edgeproxy.wire.limits import Limits
+    from edgeproxy.wire.message_head import Headers, RequestHead
 
 
 def wire_error(error: ApiError, request_id: bytes | None) -> tuple[Headers, bytes]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.step import StepPlan, StepResult
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """What an executor was built for; a plan beyond these is a programming error and raises ValueError on submit."""
 
     slots: int
@@ -23,8 +22,7 @@ class Limits:
     vocab: int
 
 
-@dataclass(frozen=True, slots=True)
-class Residency:
+class Residency(NamedTuple):
     """How much of the mapped weights is in memory."""
 
     before: float

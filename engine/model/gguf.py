@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from engine.model.contents import Contents, opened
 from engine.model.foreign import HEAD_BYTES, foreign
@@ -72,8 +72,7 @@ class GgufError(ValueError):
     """A file that cannot be used; the message names file, place and remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     name: str
     dtype: str
     """A key of BLOCKS."""

@@ -44,6 +44,10 @@ class Part(NamedTuple):
     def nbytes(self) -> int:
         return self.rows * self.cols * self.item
 
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
 
 def packer(dtype: str, *, kept: bool) -> Packer:
     """dtype: a key of DTYPES. kept: matrices of 8 and 4 bits stay so, instead of becoming ones of `dtype`."""
@@ -69,7 +73,7 @@ def parts(dtype: str, rows: int, cols: int) -> tuple[Part, ...]:
         raise ValueError(f"a matrix of {cols} columns cannot be kept in {bits} bits: they are no multiple of {GROUP}")
     found = [Part(0, rows, cols * bits // 8, 1)]
     for _ in range(1 if bits == 8 else 2):
-        found.append(Part(_aligned(found[-1].offset + found[-1].nbytes), rows, cols // GROUP, 2))
+        found.append(Part(_aligned(found[-1].end), rows, cols // GROUP, 2))
     return tuple(found)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from engine.model.gguf import Gguf, GgufError
 
@@ -14,8 +13,7 @@ NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 _END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
+class Vocabulary(NamedTuple):
     """A byte-level BPE: what GGUF calls `gpt2`, with the pre-tokenizer `smollm`."""
 
     tokens: tuple[str, ...]
@@ -51,8 +49,7 @@ class Vocabulary:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateText:
+class TemplateText(NamedTuple):
     """A chat template's source, and the two tokens it may name."""
 
     source: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from edgeproxy.protocol.openai.chat import FinishReason, TokenLogprob
 from edgeproxy.protocol.openai.decoding import Decoding
@@ -14,8 +14,7 @@ from engine.text.tokenizer import Tokenizer
 from engine.text.tools.events import CallStart, Event, Parser, joined, size_of, without
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A part of the answer."""
 
     events: tuple[Event, ...]
@@ -84,7 +83,7 @@ class Reader:
         """The last piece, with what was held back."""
         last = self._last(self._read(self._detokenizer.finish()), piece.ids, finish)
         rest = self._logprobs.rest() if self._logprobs is not None and not self._stops.found else ()
-        return replace(last, events=piece.events + last.events, logprobs=piece.logprobs + last.logprobs + rest)
+        return last._replace(events=piece.events + last.events, logprobs=piece.logprobs + last.logprobs + rest)
 
     def _read(self, text: str) -> list[Event]:
         """What can be told of new text."""

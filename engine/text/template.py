@@ -1,19 +1,19 @@
-"""Chat templates: jinja2 from the model file, which is untrusted input."""
+"""Chat templates: Jinja from the model file, which is untrusted input."""
 
 from __future__ import annotations
 
-import json
+import threading
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
-
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import TYPE_CHECKING, Any, Final
 
 from engine.model.gguf import Gguf, GgufError
 from engine.model.vocabulary import TemplateText
+from engine.text import plain_template
+
+if TYPE_CHECKING:
+    from engine.text.jinja import JinjaTemplate
 
 MAX_TEMPLATE_CHARS: Final = 256 << 10
 MAX_OUTPUT_CHARS: Final = 16 << 20
@@ -22,20 +22,30 @@ MAX_OUTPUT_CHARS: Final = 16 << 20
 class ChatTemplate:
     """Renders messages as the model was trained to read them, with what transformers gives its templates.
 
-    The sandbox keeps a template from reaching anything but its arguments, and what it may write is bounded. The time
-    and the memory it takes on the way are not: run a template of unknown origin in a process that may be killed.
+    What a template may write is bounded. The time and the memory it takes on the way are not: run a template of
+    unknown origin in a process that may be killed. Thread-safe.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
         """Raises ValueError with the template's own message where it cannot be compiled."""
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ValueError(f"the chat template has {len(source)} characters, at most {MAX_TEMPLATE_CHARS} are read")
-        try:
-            self._template = _environment().from_string(source)
-        except (TemplateError, RecursionError) as error:
-            raise ValueError(f"the chat template cannot be compiled: {error}") from error
         self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._jinja: JinjaTemplate | None = None
+        self._lock = threading.Lock()
+        self._plain = plain_template.compiled(source)
+        if self._plain is None:
+            self.prepare()
+
+    def prepare(self) -> JinjaTemplate:
+        """Has jinja2 ready, which else the first messages wait for that need it. Raises ValueError."""
+        from engine.text.jinja import JinjaTemplate
+
+        with self._lock:
+            if self._jinja is None:
+                self._jinja = JinjaTemplate(self.source)
+            return self._jinja
 
     @classmethod
     def from_gguf(cls, gguf: Gguf) -> ChatTemplate:
@@ -61,28 +71,17 @@ class ChatTemplate:
 
         Raises ValueError with the template's own message.
         """
+        given = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._tokens, **more}
         try:
-            given = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._tokens, **more}
-            parts = self._template.generate(given)  # not as keywords: any name may be among them
-            return _bounded(parts)
-        except (
-            TemplateError,
-            AttributeError,
-            ArithmeticError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
+            return self._rendered(given)
+        except (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise ValueError(f"the chat template refused these messages: {error}") from error
 
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+    def _rendered(self, given: Mapping[str, Any]) -> str:
+        if self._plain is not None:
+            with suppress(plain_template.Unsure):
+                return _bounded(self._plain(given))
+        return _bounded(self.prepare().render(given))
 
 
 def _bounded(parts: Iterable[str]) -> str:
@@ -93,25 +92,6 @@ def _bounded(parts: Iterable[str]) -> str:
             raise ValueError(f"it wrote more than {MAX_OUTPUT_CHARS} characters")
         kept.append(part)
     return "".join(kept)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """jinja2's own escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def within_last(rendered: str, content: str) -> str:

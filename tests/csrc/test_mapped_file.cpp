@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "mapped_file.h"
+#include "pages.h"
 
 namespace edge {
 namespace {
@@ -46,6 +47,17 @@ TEST(mapped_file_is_in_memory_once_it_is_mapped) {
     ::unlink(name);
     CHECK(mapped.size() == kPages * page_size() + 1);
     CHECK(mapped.resident() == 1.0);
+}
+
+TEST(mapped_file_asks_for_huge_pages) {
+    if (!test::system_has_huge_pages()) return;
+    char name[] = "/tmp/edge-mapped-XXXXXX";
+    const int file = ::mkstemp(name);
+    CHECK(file >= 0 && ::ftruncate(file, off_t{8} << 20) == 0);
+    ::close(file);
+    const MappedFile mapped(name);
+    ::unlink(name);
+    CHECK(test::asks_for_huge_pages(mapped.data()));
 }
 
 // What a process says and how it ends that reads a mapping after its file was cut short.

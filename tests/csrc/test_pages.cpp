@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <string>
 #include <thread>
 
 #include "buffer.h"
 #include "check.h"
 #include "executor.h"
+#include "pages.h"
 #include "tiny_model.h"
 
 namespace edge {
@@ -70,19 +70,9 @@ TEST(executor_that_released_its_memory_has_none_of_it) {
 }
 
 TEST(buffer_asks_for_huge_pages) {
-    if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) return;
+    if (!test::system_has_huge_pages()) return;
     const Buffer<uint8_t> buffer(size_t{8} << 20);
-    char first[32];
-    std::snprintf(first, sizeof first, "%lx-", reinterpret_cast<unsigned long>(buffer.data()));
-    std::ifstream maps("/proc/self/smaps");
-    bool within = false;
-    for (std::string line; std::getline(maps, line);) {
-        if (line.rfind(first, 0) == 0) within = true;
-        if (!within || line.rfind("VmFlags:", 0) != 0) continue;
-        CHECK(line.find(" hg") != std::string::npos);
-        return;
-    }
-    CHECK(!"the mapping is among those of the process");
+    CHECK(test::asks_for_huge_pages(buffer.data()));
 }
 
 }  // namespace

@@ -52,13 +52,27 @@ def test_json_for_machines_and_a_table_for_people(
 
     monkeypatch.setattr("engine.startup.open_image", lambda options, progress: None)
     monkeypatch.setattr("engine.startup.open_executor", open_executor)
-    bench.run(ModelOptions("x", threads=1, kv_tokens=16, slots=1), quiet, 1, as_json)
+    said: list[str] = []
+    monkeypatch.setenv("COLUMNS", "60")
+    bench.run(ModelOptions("x", threads=1, kv_tokens=16, slots=1), quiet, 1, as_json, said.append)
     assert given[0].slots >= 16
     assert given[0].kv_tokens >= 1832, "room for every case"
+    assert said[0].endswith(f"measured with --kv-tokens {given[0].kv_tokens} --slots 16")
+    assert [line.partition(":")[0] for line in said[1:3]] == ["prefill 512", "prefill 1800"]
+    assert len(said) == 1 + 7
     out = capsys.readouterr().out
     if as_json:
         found = json.loads(out)
         assert (found["runs"], found["threads"], found["numerics"]) == (1, 1, executor.numerics)
         assert len(found["results"]) == 7
+        assert (found["kv_tokens"], found["slots"]) == (given[0].kv_tokens, 16)
     else:
+        assert out.splitlines()[0].endswith("1 threads, medians of 1")
         assert "decode, 16 streams" in out
+
+
+def test_what_has_room_is_measured_as_asked_for() -> None:
+    said: list[str] = []
+    options = ModelOptions("x", threads=1, kv_tokens=8192, slots=16)
+    assert bench._with_room(options, said.append) == options
+    assert not said

@@ -107,7 +107,7 @@ def test_equal_workers_are_perfectly_even_and_idle_ones_tell_nothing() -> None:
 def test_tokens_are_what_steps_ran_and_sampled() -> None:
     gauges = Gauges()
     plan, result = step(20, 1, seconds=0.01)
-    gauges.stepped(plan, replace(result, rows=(RowResult(0), RowResult(1, (5,)))))
+    gauges.stepped(plan, result._replace(rows=(RowResult(0), RowResult(1, (5,)))))
     assert (gauges.prefilled, gauges.generated, gauges.tokens) == (20, 1, 21)
 
 
@@ -116,7 +116,7 @@ def test_forced_tokens_are_an_answers_and_teach_nothing_of_prompts() -> None:
     plan, result = step(20, 1, seconds=0.01)
     gauges.stepped(plan, result)
     rate, pace, cost = gauges.prefill_tokens_per_s, gauges.pace, gauges.prefill_cost.of(10, 0)
-    jump = replace(plan, rows=tuple(replace(row, forced=True) for row in plan.rows if row.tokens))
+    jump = plan._replace(rows=tuple(replace(row, forced=True) for row in plan.rows if row.tokens))
     gauges.stepped(jump, result)
     gauges.jumped(7)
     assert (gauges.prefill_tokens_per_s, gauges.prefill_cost.of(10, 0)) == (rate, cost)

@@ -81,7 +81,7 @@ def test_a_stop_id_ends_a_run() -> None:
 
 
 def test_a_step_runs_no_more_forced_tokens_than_all_can_wait_for() -> None:
-    bench = Bench(replace(ROOMY, step_tokens=200, blocks=200))
+    bench = Bench(ROOMY._replace(step_tokens=200, blocks=200))
     for name in "abcd":
         bench.add(name, PROMPT, 300, constraint=Form(10**6))
     bench.run()
@@ -117,7 +117,7 @@ def test_log_probabilities_of_every_token_are_the_models() -> None:
 
 @pytest.mark.parametrize("runs", [4, 30])
 def test_preempted_in_the_midst_of_a_run_it_goes_on(runs: int) -> None:
-    bench = Bench(replace(ROOMY, slots=4, blocks=9, step_tokens=24, context=120), mode=Mode.OPTIMISTIC)
+    bench = Bench(ROOMY._replace(slots=4, blocks=9, step_tokens=24, context=120), mode=Mode.OPTIMISTIC)
     for name in "abcd":
         bench.add(name, [ord(name), *PROMPT], 80, constraint=Form(runs))
     bench.run()
@@ -158,7 +158,7 @@ def _passed(bench: Bench, steps: int) -> Callable[[], bool]:
 def test_whatever_runs_beside_it(
     forms: list[tuple[int, int | None]], step_tokens: int, mode: Mode, max_tokens: int, stop_every: int
 ) -> None:
-    bench = Bench(replace(ROOMY, step_tokens=step_tokens, blocks=14), mode=mode)
+    bench = Bench(ROOMY._replace(step_tokens=step_tokens, blocks=14), mode=mode)
     stops = tuple(range(0, 1000, stop_every * 7))
     for number, (runs, ends) in enumerate(forms):
         bench.add(f"{number}", PROMPT, max_tokens, stops, constraint=Form(runs, ends) if runs > 1 else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -198,9 +197,9 @@ async def test_what_cannot_be_resumed_is_refused(tokenizer: Tokenizer, chat_temp
         known = so_far((await stream(served, body()))[:4])
         whole = {"stream": False, "stream_options": None}
         for raw, status, code in (
-            (with_resume(body(), replace(known, numerics="other")), 409, "numerics"),
-            (with_resume(body(), replace(known, ids=(10**6,))), 400, "invalid_value"),
-            (with_resume(body(), replace(known, chars=-1)), 400, "invalid_value"),
+            (with_resume(body(), known._replace(numerics="other")), 409, "numerics"),
+            (with_resume(body(), known._replace(ids=(10**6,))), 400, "invalid_value"),
+            (with_resume(body(), known._replace(chars=-1)), 400, "invalid_value"),
             (with_resume(body(**whole), known), 400, "invalid_parameter_combination"),
         ):
             call = await Call(served.app, "POST", "/v1/chat/completions", raw, ASKED).done()

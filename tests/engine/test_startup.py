@@ -65,7 +65,7 @@ def test_a_model_without_a_template_does_not_start(options: ModelOptions, tmp_pa
 def test_a_template_that_renders_nothing_does_not_start(options: ModelOptions) -> None:
     image = startup.open_image(options, silent)
     assert image.template is not None
-    broken = replace(image, template=replace(image.template, source="{{ raise_exception('never') }}"))
+    broken = replace(image, template=image.template._replace(source="{{ raise_exception('never') }}"))
     with pytest.raises(ValueError, match="never"):
         startup.open_text(broken)
 
@@ -161,7 +161,9 @@ options = ModelOptions(sys.argv[1], 1, 128, slots=2, step_tokens=32, cache=Path(
 with Start(options, print) as start:
     start.result().text.tokenizer.encode("the")
 late = {"torch", "numpy", "tokenizers", "llguidance", "rich", "gguf", "starlette", "httpx", "opentelemetry", "decimal"}
+late |= {"jinja2", "engine.text.jinja", "email.utils", "multiprocessing", "prometheus_client", "h2", "aioquic"}
 late |= {"engine.model.source", "engine.integrity", "engine.completions", "engine.text.grammar", "engine.store"}
+late |= {"engine.metrics", "engine.traces", "engine.tokens", "engine.gpu_startup", "edgeproxy.protocol.openai.openapi"}
 print(*sorted(late & set(sys.modules)))
 """
     command = [sys.executable, "-c", code, options.model, str(options.cache)]

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +37,6 @@ def test_it_keeps_within_any_limits(slots: int, blocks: int, step_tokens: int, c
 
 
 def test_of_one_slot_it_uses_one() -> None:
-    executor = FakeExecutor(built_for=replace(LIMITS, slots=1))
+    executor = FakeExecutor(built_for=LIMITS._replace(slots=1))
     WarmUp(executor).finish()
     assert [len(plan.rows) for plan in executor.plans] == [1, 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ async def test_a_slow_node_is_left_only_for_one_where_nobody_waits(
     async with pair(tmp_path, monkeypatch, GatewayLimits(resume_after_s=0.05)) as p:
         near, far = p.edge.fleet.nodes
         assert far.report is not None
-        far.report = replace(far.report, waiting=waiting)
+        far.report = far.report._replace(waiting=waiting)
         silences = 0
         decided = asyncio.Event()
 

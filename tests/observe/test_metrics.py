@@ -87,7 +87,7 @@ def test_fleet_is_read_at_the_scrape() -> None:
 
 def test_what_to_scale_by_is_told_where_a_node_reports_it() -> None:
     report = NodeReport(NodeState.READY, "m", "n", 1, 2, 3000, 100, 50, 0, 16, 1000.0, 1.0, 1, 0.0)
-    fresh = replace(report, waiting_prefill_tokens=0, prefill_tokens_per_s=0.0)
+    fresh = report._replace(waiting_prefill_tokens=0, prefill_tokens_per_s=0.0)
     nodes = [replace(node(name, "a", 0.01), report=told) for name, told in (("a-1", report), ("a-2", fresh))]
     found = samples(Metrics("1", lambda: [*nodes, node("b-1", "b", 0.02)]))
     busy, idle = (("node", "a-1"), ("region", "a")), (("node", "a-2"), ("region", "a"))

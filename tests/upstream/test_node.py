@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ def one() -> Node:
 
 
 def report(**changes: object) -> list[tuple[bytes, bytes]]:
-    return [(b"content-type", b"x"), (REPORT_HEADER, replace(REPORT, **changes).encode())]  # type: ignore[arg-type]
+    return [(b"content-type", b"x"), (REPORT_HEADER, REPORT._replace(**changes).encode())]  # type: ignore[arg-type]
 
 
 async def test_a_model_is_served_by_those_that_name_it_and_those_whose_pattern_matches() -> None:

@@ -21,7 +21,7 @@ LIMITS = ProbeLimits(jitter=0.0)
 
 
 def answer(status: bytes = b"200 OK", state: NodeState = NodeState.READY, handling_s: float = 0.0) -> bytes:
-    report = replace(REPORT, running=0, state=state, handling_s=handling_s).encode()
+    report = REPORT._replace(running=0, state=state, handling_s=handling_s).encode()
     return b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\n" + REPORT_HEADER + b": " + report + b"\r\n\r\n"
 
 

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -38,8 +37,7 @@ BlockChange = tuple[bool, bytes, bytes]
 """Added or removed, key, key of the block before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(NamedTuple):
     """The full blocks of a prompt."""
 
     tail: bytes
@@ -50,8 +48,7 @@ class Prefix:
         return b"%b;blocks=%d" % (self.tail.hex().encode(), self.blocks)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """One part of all blocks held, each after the one before it."""
 
     run: str
@@ -79,8 +76,7 @@ class Snapshot:
         return _event(b"snapshot", view, position(self.run, self.seq) if whole else None)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     run: str
     seq: int
     changes: Sequence[BlockChange]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -32,8 +31,7 @@ class NodeState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReport:
+class NodeReport(NamedTuple):
     """A snapshot of a node's load. `step_counter` is the heartbeat: running > 0 and no step means unhealthy."""
 
     state: NodeState
@@ -53,7 +51,7 @@ class NodeReport:
     """Seconds this node spent on the answer that carries the report; a probe subtracts it from its round trip."""
 
     def encode(self) -> bytes:
-        return orjson.dumps(asdict(self))
+        return orjson.dumps(self._asdict())
 
 
 def decode(raw: bytes) -> NodeReport:

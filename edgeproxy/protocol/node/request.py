@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgeproxy.protocol.openai.errors import ApiError, invalid
 
@@ -26,8 +26,7 @@ _SIGNED = re.compile(rb"-?[0-9]{1,9}")
 _DIGITS = re.compile(rb"[0-9]{1,9}")
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """On which terms a node serves a request."""
 
     salt: bytes = b""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import orjson
@@ -60,8 +59,7 @@ def decode_note(line: bytes) -> Note | None:
     return Note(None if seed is None else int(seed), None if most is None else int(most), int(chars), ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(NamedTuple):
     """A stream as far as the client has it."""
 
     id: str
@@ -82,7 +80,7 @@ class Resume:
 
 def with_resume(body: bytes, resume: Resume) -> bytes:
     """The client's body with the field added. Last in the object, so that it counts, whatever stood there before."""
-    return b"%b,%b:%b}" % (body.rstrip()[:-1].rstrip(), orjson.dumps(FIELD), orjson.dumps(asdict(resume)))
+    return b"%b,%b:%b}" % (body.rstrip()[:-1].rstrip(), orjson.dumps(FIELD), orjson.dumps(resume._asdict()))
 
 
 def decode_resume(value: Any) -> Resume:

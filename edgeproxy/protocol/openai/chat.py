@@ -14,8 +14,7 @@ from edgeproxy.protocol.openai.errors import ApiError
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """A token of the answer, with the natural logarithm of its probability."""
 
     token: str
@@ -44,8 +43,7 @@ def _logprobs(tokens: Logprobs) -> dict[str, Any] | None:
     return None if tokens is None else {"content": [token.view() for token in tokens], "refusal": None}
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     prompt: int
     completion: int
     cached: int
@@ -72,8 +70,7 @@ class Call(NamedTuple):
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """One whole answer."""
 
     text: str

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
@@ -20,8 +19,7 @@ GUIDED = tuple(f"guided_{kind}" for kind in _KINDS)
 """vLLM's older words for the members of `structured_outputs`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(NamedTuple):
     kind: Literal["json", "regex", "choice", "grammar"]
     text: str
     """A schema or the choices as JSON; a pattern; a grammar in Lark's notation."""

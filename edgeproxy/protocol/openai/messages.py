@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -27,8 +26,7 @@ _OF_ONE_ROLE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(NamedTuple):
     """One that the model made earlier in the chat."""
 
     id: str
@@ -39,8 +37,7 @@ class ToolCall:
     """Of name and arguments as sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     role: str
     """As templates take it."""
     content: str

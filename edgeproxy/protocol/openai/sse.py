@@ -7,8 +7,7 @@ exactly the bytes that were fed, and they are the same however the bytes were cu
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 MEDIA_TYPE = b"text/event-stream"
 DONE = b"[DONE]"
@@ -23,8 +22,7 @@ class SseError(ValueError):
     """An event grew past the limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     data: bytes
     """The values of the event's `data` fields, joined by LF."""
     raw: bytes

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from edgeproxy.protocol.openai.checks import Json, boolean, listed, required, text, wrong_type
 from edgeproxy.protocol.openai.errors import invalid
@@ -21,8 +20,7 @@ _NOTHING: Json = {"type": "object", "properties": {}, "additionalProperties": Fa
 """Of a function without parameters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(NamedTuple):
     name: str
     parameters: Json
     """JSON schema of its arguments, an object."""
@@ -32,8 +30,7 @@ class Tool:
     """As the client wrote it, for templates."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tools:
+class Tools(NamedTuple):
     """What of its tools an answer may use."""
 
     given: tuple[Tool, ...] = ()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from edgeproxy.protocol.openai.messages import Message
 from edgeproxy.protocol.openai.tools import Tool
@@ -15,8 +14,7 @@ from engine.text.tools.events import Parser
 View = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
+class ToolFormat(NamedTuple):
     name: str
     parser: Callable[[frozenset[str]], Parser]
     marks: tuple[str, ...] = ()

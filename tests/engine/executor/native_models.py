@@ -39,7 +39,7 @@ def packed_copy(gguf: Gguf, path: Path) -> Gguf:
     for tensor in gguf.tensors.values():
         dtype, packed = PACKER.packed(tensor, data[tensor.offset : tensor.offset + tensor.nbytes])
         weights += bytes(-len(weights) % _native.PACKED_ALIGNMENT)
-        tensors[tensor.name] = replace(tensor, dtype=dtype, offset=len(weights), nbytes=len(packed))
+        tensors[tensor.name] = tensor._replace(dtype=dtype, offset=len(weights), nbytes=len(packed))
         weights += packed
     path.write_bytes(weights)
     return replace(gguf, path=path, tensors=tensors)

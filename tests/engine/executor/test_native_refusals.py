@@ -29,7 +29,7 @@ def build(gguf: Gguf, **changes: Any) -> NativeExecutor:
 
 def with_tensor(gguf: Gguf, name: str, **changes: Any) -> Gguf:
     tensors = dict(gguf.tensors)
-    tensors[name] = replace(tensors[name], **changes)
+    tensors[name] = tensors[name]._replace(**changes)
     return replace(gguf, tensors=MappingProxyType(tensors))
 
 
@@ -88,7 +88,7 @@ def test_missing_doubled_and_unknown_tensors_are_refused(tiny: Gguf) -> None:
         f"tensor {NAME} occurs twice": tensors | {"again": tensors[NAME]},
         "tensor blk.0.attn_q.bias is no part": tensors | {bias.name: bias},
         "a norm must be F32": tensors
-        | {"output_norm.weight": replace(tensors["output_norm.weight"], dtype="F16", nbytes=128)},
+        | {"output_norm.weight": tensors["output_norm.weight"]._replace(dtype="F16", nbytes=128)},
     }
     for message, table in cases.items():
         with pytest.raises(ValueError, match=message):

@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_said(tiny: Gguf, changes: dict[str, Any], part: st
 
 def test_tensors_are_held_against_the_configuration(tiny: Gguf) -> None:
     def refusal(name: str, **change: Any) -> str:
-        tensors = {**tiny.tensors, name: replace(tiny.tensors[name], **change)}
+        tensors = {**tiny.tensors, name: tiny.tensors[name]._replace(**change)}
         with pytest.raises(GgufError) as caught:
             llama_config(replace(tiny, tensors=tensors))
         return str(caught.value)

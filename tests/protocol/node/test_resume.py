@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -57,7 +56,7 @@ def test_a_body_gets_the_field_and_keeps_all_else(body: bytes) -> None:
 
 
 def test_a_finished_stream_says_so() -> None:
-    finished = replace(RESUME, finished=True)
+    finished = RESUME._replace(finished=True)
     assert decode_resume(orjson.loads(with_resume(b'{"model":"m"}', finished))["resume"]) == finished
 
 
