@@ -35,8 +35,6 @@ from edgeproxy.wire.wire_error import too_large
 _GOAWAY_GAP_S = 0.2
 """Between the two GOAWAYs of a drain, for requests on their way (RFC 9113 section 6.8)."""
 _FLUSH_BYTES = 65536
-_FRAMES_PER_REQUEST = 16
-"""Of those that bring no request, that are as much work as one of those that do."""
 _WINDOW_UPDATES_PER_WRITE = 2.0
 """That a client may send for each DATA frame that it is sent, without being charged for them: one for the stream, one
 for the connection."""
@@ -126,14 +124,16 @@ class H2Connection(asyncio.Protocol):
             if found is None:
                 if self._h2.frame_too_large:
                     self._fail(ErrorCodes.FRAME_SIZE_ERROR)
+                elif self._h2.head_too_large:
+                    self._fail(ErrorCodes.ENHANCE_YOUR_CALM)
                 self._read_on()
                 break
-            events, cost = found
+            events, cost, work = found
             for event in events:
                 self._handle(event)
             if not self._control.take(self._read_at, cost):
                 self._fail(ErrorCodes.ENHANCE_YOUR_CALM)
-            self._turns.spend(_FRAMES_PER_REQUEST if events and isinstance(events[0], RequestReceived) else 1)
+            self._turns.spend(work)
         self._flush_soon()
 
     def _rest(self) -> None:

@@ -14,8 +14,10 @@ from h2.events import DataReceived, Event, TrailersReceived
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from h2.stream import H2Stream
+from hpack import Decoder, HeaderTuple
+from hpack.exceptions import HPACKDecodingError, HPACKError, OversizedHeaderListError
 from hyperframe.exceptions import InvalidPaddingError
-from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, SettingsFrame
 
 from edgeproxy.wire.limits import Limits
 
@@ -29,6 +31,18 @@ FRAMES_PER_REQUEST = 4.0
 """That a client may send beside the head of a request, or a long piece of its body, without being charged for them."""
 SMALL_DATA_BYTES = 64
 """DATA frames of fewer octets on average are charged: they cost as much as long ones."""
+HEADER_TABLE_BYTES = 4096
+"""Of response fields that are remembered so as to name them shortly: the table is searched from end to end for each
+field. A client may ask for less; that it allows 4 GB does not mean that it gets them."""
+_OCTETS_PER_PIECE = 64
+"""Of a head, or of settings, that are as much work as a frame without any."""
+_FRAMES_PER_REQUEST = 16
+"""Of those that bring no request, that are as much work as one of those that do."""
+_TABLE_UPDATES = 2
+"""At the beginning of a header block (RFC 7541 section 4.2)."""
+
+
+_SETTINGS = frozenset(SettingCodes)
 
 
 @dataclass(kw_only=True)
@@ -56,6 +70,26 @@ class RequestStream(H2Stream):
         pass
 
 
+class BoundedDecoder(Decoder):
+    """HPACK that is not kept busy by octets which say nothing: 32 KiB hold that many changes of the table's size."""
+
+    def __init__(self, max_header_list_size: int) -> None:
+        super().__init__(max_header_list_size)
+        self._table_updates = 0
+
+    def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
+        if len(data) > self.max_header_list_size:
+            raise OversizedHeaderListError(f"a header block of {len(data)} octets")
+        self._table_updates = 0
+        return super().decode(data, raw)
+
+    def _update_encoding_context(self, data: bytes | memoryview) -> int:
+        self._table_updates += 1
+        if self._table_updates > _TABLE_UPDATES:
+            raise HPACKDecodingError("the size of the table changes too often")
+        return super()._update_encoding_context(data)
+
+
 class ServerH2(SansIo):
     """`h2` with limits in force from the first byte, frame by frame, with errors of messages confined to their stream,
     and a GOAWAY, either way, that does not end running streams."""
@@ -74,6 +108,7 @@ class ServerH2(SansIo):
         )
         # In force from now on, where `update_settings` waits for the client's acknowledgement. So the window is never
         # smaller than the default one, which a client may use until it has read these settings.
+        self._head_bytes = limits.head_bytes
         stream_window = max(limits.unread_body_bytes, _DEFAULT_WINDOW_BYTES)
         self.local_settings = Settings(
             client=False,
@@ -84,8 +119,9 @@ class ServerH2(SansIo):
                 SettingCodes.ENABLE_CONNECT_PROTOCOL: 0,
             },
         )
-        self.decoder.max_header_list_size = limits.head_bytes
+        self.decoder = BoundedDecoder(limits.head_bytes)
         self._frame_dispatch_table[GoAwayFrame] = self._client_goes_away
+        self._frame_dispatch_table[SettingsFrame] = self._client_settings
         self.initiate_connection()
         self.increment_flow_control_window(_UNREAD_STREAMS * stream_window - _DEFAULT_WINDOW_BYTES)
 
@@ -98,8 +134,9 @@ class ServerH2(SansIo):
             self._terminate_connection(error.error_code)
             raise
 
-    def next_frame(self) -> tuple[list[Event], float] | None:
-        """The events of the next whole frame and what it costs; None where there is none.
+    def next_frame(self) -> tuple[list[Event], float, int] | None:
+        """The events of the next whole frame, what it costs, and how many frames it was as much work as; None where
+        there is none.
 
         Raises ProtocolError, with the GOAWAY that says why to be sent.
         """
@@ -112,9 +149,10 @@ class ServerH2(SansIo):
             self._terminate_connection(ErrorCodes.PROTOCOL_ERROR)
             raise ProtocolError("a frame with invalid padding") from error
         except ProtocolError as error:
-            self._terminate_connection(error.error_code)
+            undecodable = isinstance(error.__cause__, HPACKError) and error.error_code is ErrorCodes.PROTOCOL_ERROR
+            self._terminate_connection(ErrorCodes.COMPRESSION_ERROR if undecodable else error.error_code)
             raise
-        return events, _cost(frame, events)
+        return events, _cost(frame, events), _work(frame)
 
     @property
     def open_inbound_streams(self) -> int:
@@ -133,10 +171,23 @@ class ServerH2(SansIo):
         `h2` itself looks only once it has it all."""
         return len(self.incoming_buffer._data) > self.max_inbound_frame_size + _FRAME_HEADER_BYTES
 
+    @property
+    def head_too_large(self) -> bool:
+        """To be asked when no whole frame is left: of the head that is being collected."""
+        return sum([len(frame.data) for frame in self.incoming_buffer._headers_buffer]) > self._head_bytes
+
     @staticmethod
     def goaway(last_stream_id: int) -> bytes:
         """To be written as it is: `close_connection` would end the running streams with it."""
         return GoAwayFrame(0, last_stream_id=last_stream_id).serialize()
+
+    def _client_settings(self, frame: SettingsFrame) -> tuple[list[Frame], list[Event]]:
+        """`h2` keeps whatever a client calls a setting, and has 65,536 of them in the end."""
+        found = {code: value for code, value in frame.settings.items() if code in _SETTINGS}
+        if SettingCodes.HEADER_TABLE_SIZE in found:
+            found[SettingCodes.HEADER_TABLE_SIZE] = min(found[SettingCodes.HEADER_TABLE_SIZE], HEADER_TABLE_BYTES)
+        frame.settings = found
+        return self._receive_settings_frame(frame)
 
     def _client_goes_away(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         return [], [ClientGoesAway()]
@@ -151,4 +202,13 @@ def _cost(frame: Frame, events: list[Event]) -> float:
         if "END_STREAM" in frame.flags:
             return 0
         return max(1 - len(frame.data) / SMALL_DATA_BYTES, -FRAMES_PER_REQUEST)
+    return _work(frame)
+
+
+def _work(frame: Frame) -> int:
+    """Of how many frames without a content."""
+    if isinstance(frame, HeadersFrame):
+        return _FRAMES_PER_REQUEST + len(frame.data) // _OCTETS_PER_PIECE
+    if isinstance(frame, SettingsFrame):
+        return 1 + frame.body_len // _OCTETS_PER_PIECE
     return 1

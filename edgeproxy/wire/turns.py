@@ -36,6 +36,9 @@ class Turns:
             self._loop.call_soon(self._next)
 
     def _next(self) -> None:
+        self._left += self._portion  # one piece may have taken more than a portion: later turns pay for it
+        if self._left <= 0:
+            self._loop.call_soon(self._next)
+            return
         self.waiting = False
-        self._left = self._portion
         self._go_on()

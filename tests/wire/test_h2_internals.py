@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, DataReceived, RequestReceived
+from h2.exceptions import DenialOfServiceError
 from h2.settings import SettingCodes
-from hyperframe.frame import GoAwayFrame
+from hpack.exceptions import HPACKDecodingError
+from hyperframe.frame import ContinuationFrame, GoAwayFrame, HeadersFrame, SettingsFrame
 
-from edgeproxy.wire.h2_internals import ClientGoesAway, ServerH2
+from edgeproxy.wire.h2_internals import HEADER_TABLE_BYTES, BoundedDecoder, ClientGoesAway, ServerH2
 from edgeproxy.wire.limits import Limits
 
 HEAD = [(":method", "POST"), (":scheme", "https"), (":authority", "h"), (":path", "/")]
@@ -82,3 +85,69 @@ def test_a_request_with_a_status_is_no_response_and_left_to_our_own_checks() -> 
     events = server.receive_data(len(block).to_bytes(3, "big") + b"\x01\x05\x00\x00\x00\x03" + block)
     assert isinstance(events[0], RequestReceived)
     assert events[0].headers[0] == (b":", b"100")
+
+
+@pytest.mark.parametrize("allowed", [0, 100, 4096, 2**32 - 1])
+def test_what_a_client_allows_does_not_make_us_remember_more_of_our_own_fields(allowed: int) -> None:
+    server, client = pair(Limits())
+    client.update_settings({SettingCodes.HEADER_TABLE_SIZE: allowed})
+    server.receive_data(client.data_to_send())
+    client.receive_data(server.data_to_send())
+    for number in range(200):
+        stream_id = client.get_next_available_stream_id()
+        client.send_headers(stream_id, HEAD, end_stream=True)
+        server.receive_data(client.data_to_send())
+        server.send_headers(stream_id, [(":status", "200"), ("x-request-id", f"{number:064}")], end_stream=True)
+        client.receive_data(server.data_to_send())  # and understands it
+    assert server.encoder.header_table._current_size <= min(allowed, HEADER_TABLE_BYTES)
+
+
+def test_settings_that_mean_nothing_are_not_kept() -> None:
+    server, _ = pair(Limits())
+    before = len(server.remote_settings)
+    for start in range(0, 2**16, 2048):
+        codes = b"".join(code.to_bytes(2, "big") + bytes(4) for code in range(start, start + 2048) if code > 8)
+        server.receive_data(len(codes).to_bytes(3, "big") + b"\x04\x00" + bytes(4) + codes)
+    assert len(server.remote_settings) <= before + 2
+
+
+def test_a_header_block_changes_the_size_of_its_table_twice_at_most_and_each_block_anew() -> None:
+    decoder = BoundedDecoder(1000)
+    for _ in range(2):
+        assert decoder.decode(b"\x20\x3f\xe1\x1f\x82", raw=True) == [(b":method", b"GET")]
+    with pytest.raises(HPACKDecodingError):
+        decoder.decode(b"\x20" * 3 + b"\x82", raw=True)
+
+
+def test_a_header_block_longer_than_the_fields_may_be_is_not_looked_at() -> None:
+    server, _ = pair(Limits(head_bytes=1000))
+    server.feed(HeadersFrame(1, b"\x20" * 1001, flags=["END_HEADERS"]).serialize())
+    with pytest.raises(DenialOfServiceError):
+        server.next_frame()
+
+
+def test_a_head_that_does_not_end_is_noticed_before_it_does() -> None:
+    server, _ = pair(Limits(head_bytes=1000))
+    server.feed(HeadersFrame(1, bytes(900)).serialize())
+    assert server.next_frame() is None
+    assert not server.head_too_large
+    server.feed(ContinuationFrame(1, bytes(101)).serialize())
+    assert server.next_frame() is None
+    assert server.head_too_large
+
+
+def test_long_heads_and_settings_are_more_work_than_short_ones() -> None:
+    server, client = pair(Limits())
+    server.receive_data(client.data_to_send())
+    client.send_headers(1, HEAD)
+    client.send_headers(3, [*HEAD, ("x", "\N{DEGREE SIGN}" * 5000)])
+    server.feed(client.data_to_send())
+    short, long = server.next_frame(), server.next_frame()
+    assert short is not None
+    assert long is not None
+    assert short[2] < 20
+    assert long[2] > 100
+    server.feed(SettingsFrame(0, dict.fromkeys(range(9, 255), 0)).serialize())
+    settings = server.next_frame()
+    assert settings is not None
+    assert settings[1] == settings[2] > 20

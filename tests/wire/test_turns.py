@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection as ClientH2
 from hyperframe.frame import PingFrame, SettingsFrame
 
 from edgeproxy.wire.h1 import H1Connection
@@ -44,6 +46,17 @@ async def test_what_exceeds_a_portion_waits_for_the_next_turn() -> None:
     assert done == ["rest", "go on"]
 
 
+async def test_what_a_piece_took_beyond_its_portion_is_paid_for_in_later_turns() -> None:
+    turns = Turns(asyncio.get_running_loop(), 2, lambda: None, lambda: None)
+    turns.spend(5)
+    await asyncio.sleep(0)
+    assert turns.waiting
+    await asyncio.sleep(0)
+    assert not turns.waiting
+    turns.spend()  # all that the second turn had left
+    assert turns.waiting
+
+
 @pytest.mark.parametrize("reads", [1, 50], ids=["one read", "many reads in one turn"])
 async def test_h2_frames_are_worked_on_in_portions_however_they_were_read(reads: int) -> None:
     connection, wire = H2Connection(service(echo, frames_per_turn=10), lambda: None), Wire()
@@ -63,6 +76,33 @@ async def test_h2_frames_are_worked_on_in_portions_however_they_were_read(reads:
     assert sum(pongs) == 500
     assert max(pongs) <= 20  # a portion, and what was left of the one before
     assert wire.reads
+    connection.abort()
+
+
+async def test_a_request_takes_as_much_of_a_turn_as_many_frames() -> None:
+    started = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal started
+        started += 1
+        await answer(send, b"")
+
+    connection, wire = H2Connection(service(app, frames_per_turn=32), lambda: None), Wire()
+    connection.connection_made(wire)
+    connection.data_received(PREFACE)
+    await asyncio.sleep(0)
+    client = ClientH2(H2Configuration(client_side=True))
+    head = [(":method", "GET"), (":scheme", "https"), (":authority", "h"), (":path", "/")]
+    for stream_id in range(1, 21, 2):
+        client.send_headers(stream_id, head, end_stream=True)
+    connection.data_received(client.data_to_send())
+    counts = []
+    for _ in range(20):
+        before = started
+        await asyncio.sleep(0)
+        counts.append(started - before)
+    assert sum(counts) == 10
+    assert max(counts) == 2
     connection.abort()
 
 
@@ -90,8 +130,9 @@ async def test_the_chunks_of_an_h1_body_are_worked_on_in_portions_and_arrive_who
         await ended.wait()
     assert turns > 10
     assert wire.written.endswith(b"\r\n\r\n" + body)
-    await asyncio.sleep(0)
-    assert wire.reads
+    async with asyncio.timeout(20):
+        while not wire.reads:  # noqa: ASYNC110 - turns are counted here
+            await asyncio.sleep(0)
     connection.abort()
 
 
@@ -105,13 +146,13 @@ async def test_a_body_that_nobody_takes_keeps_the_socket_paused_beyond_the_turn(
     connection, wire = H1Connection(service(app, frames_per_turn=10, unread_body_bytes=100), lambda: None), Wire()
     connection.connection_made(wire)
     connection.data_received(POST + b"1\r\na\r\n" * 10_000)
-    for _ in range(50):
+    for _ in range(500):
         await asyncio.sleep(0)
     assert not wire.reads
     go.set()
-    for _ in range(50):
-        await asyncio.sleep(0)
-    assert wire.reads
+    async with asyncio.timeout(20):
+        while not wire.reads:  # noqa: ASYNC110 - turns are counted here
+            await asyncio.sleep(0)
     connection.abort()
 
 
