@@ -55,7 +55,7 @@ class Listeners:
                 key=key,
                 state={},
                 qlog=self._qlog,
-                alt_svc=lambda: _CLEAR if self._withdrawn else None,  # who has come this way need not be told of it
+                alt_svc=self._clear,  # who has come this way need not be told of it
             )
             await self._bind(self._quic, listen.https, socket.SOCK_DGRAM)
             self._public.append(self._quic)
@@ -75,9 +75,12 @@ class Listeners:
         """What TLS clients are told of HTTP/3 (RFC 7838): only what is true at the moment."""
         if self._quic is None:
             return None
-        if self._withdrawn or not self._quic.healthy:
-            return _CLEAR
-        return b'h3=":%d"; ma=%d' % (self._quic.port, ALT_SVC_S)
+        return self._clear() or b'h3=":%d"; ma=%d' % (self._quic.port, ALT_SVC_S)
+
+    def _clear(self) -> bytes | None:
+        """Where HTTP/3 is gone, or about to be, and no other process goes on with it."""
+        here = self._quic is not None and (self._quic.succeeded or (self._quic.healthy and not self._withdrawn))
+        return None if here else _CLEAR
 
     def withdraw(self) -> None:
         """Tell clients to come over TCP from now on."""

@@ -18,6 +18,7 @@ from edgeproxy.client.httpx import AsyncClient
 from edgeproxy.config import Address, Listen
 from edgeproxy.listeners import Listeners, StartError
 from edgeproxy.wire.certificates import Certificates
+from edgeproxy.wire.h3_listener import QuicListener
 from edgeproxy.wire.inherited import Inherited
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.tls import DevCertificate, make_dev_certificate
@@ -75,6 +76,20 @@ async def test_http3_is_told_of_until_it_is_withdrawn(certificate: DevCertificat
         assert (await alt_svc(client) or "").startswith('h3=":')
         listeners.withdraw()
         assert await alt_svc(client) == "clear"
+
+
+async def test_http3_is_still_told_of_where_another_process_goes_on_with_it(certificate: DevCertificate) -> None:
+    async with over_tls(certificate) as (listeners, client):
+        assert listeners._quic is not None
+        endpoint = listeners._quic._endpoint
+        assert endpoint is not None
+        assert endpoint._transport is not None
+        own = endpoint._transport.get_extra_info("socket")
+        successor = QuicListener(echo, Limits(), certificate=certificate.certificate, key=certificate.key, state={})
+        await successor.start(socket.socket(fileno=os.dup(own.fileno())))
+        listeners.withdraw()
+        assert (await alt_svc(client) or "").startswith('h3=":')
+        await successor.drain(0)
 
 
 async def test_who_has_come_over_http3_is_told_too_when_it_is_withdrawn(certificate: DevCertificate) -> None:

@@ -17,6 +17,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from edgeproxy.client.aioquic_internals import Quic
 from edgeproxy.config import Address
 from edgeproxy.wire.h3 import Session
+from edgeproxy.wire.handover import Handover, SendOnly
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.qlog import Qlog
 from edgeproxy.wire.quic import Endpoint, udp_socket
@@ -60,21 +61,43 @@ class QuicListener:
         self._service: Service | None = None
         self._endpoint: Endpoint | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._handover: Handover | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     async def start(self, where: socket.socket | Address) -> None:
-        """Serve on an address (port 0: the kernel chooses) or on a bound socket, taken over here. Raises OSError."""
+        """Serve on an address (port 0: the kernel chooses) or on a bound socket, taken over here. Another process may
+        have the same socket: then it goes on reading until it ends, and passes on what is for us. Raises OSError."""
         # The library warns of every protocol error of a peer: lines that a peer could multiply.
         logging.getLogger("quic").setLevel(logging.ERROR)
-        loop = asyncio.get_running_loop()
         service = Service(self._app, self._limits, scheme="https", state=self._state, alt_svc=self._alt_svc)
 
         def session(quic: Quic, endpoint: Home, host: str, now: float) -> Session:
             return Session(service, quic, endpoint, host, now)
 
         endpoint = Endpoint(self._configuration, self._limits, session, Tickets(self._limits.tickets))
-        await loop.create_datagram_endpoint(lambda: endpoint, sock=udp_socket(where))
+        sock = udp_socket(where)
+        try:
+            if isinstance(where, socket.socket) and await self._has_elder(sock, endpoint):
+                endpoint.connection_made(SendOnly(sock))
+            else:
+                await _read(sock, endpoint)
+        except BaseException:
+            if self._handover is not None:
+                self._handover.close()
+            sock.close()
+            raise
         self._service, self._endpoint = service, endpoint
         self._sweep()
+
+    async def _has_elder(self, sock: socket.socket, endpoint: Endpoint) -> bool:
+        loop = asyncio.get_running_loop()
+
+        def inherit() -> None:
+            self._reading = loop.create_task(_read(sock, endpoint))
+
+        self._handover = Handover(sock, endpoint.datagram_received, inherit)
+        endpoint.pass_on = self._handover.pass_on
+        return await self._handover.join()
 
     @property
     def port(self) -> int:
@@ -90,6 +113,11 @@ class QuicListener:
     def healthy(self) -> bool:
         """New connections are taken: what Alt-Svc promises."""
         return self._endpoint is not None and self._endpoint.alive and not self._endpoint.refusing
+
+    @property
+    def succeeded(self) -> bool:
+        """Another process has the same socket and takes connections when this one does not any more."""
+        return self._handover is not None and self._handover.succeeded
 
     def use(self, certificate: Path, key: Path) -> None:
         """For the handshakes from now on; connections that exist go on. Raises TlsError and changes nothing then."""
@@ -107,8 +135,11 @@ class QuicListener:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._endpoint.empty()
+                if self._handover is not None and self._handover.succeeded:
+                    await self._handover.without_elder()
         except TimeoutError:
-            _log.warning("HTTP/3: %d connections were still open after %g s", self.connections, timeout_s)
+            if self.connections:
+                _log.warning("HTTP/3: %d connections were still open after %g s", self.connections, timeout_s)
             if self._service.stoppable:
                 self._service.stop()
                 with contextlib.suppress(TimeoutError):
@@ -122,10 +153,14 @@ class QuicListener:
         """Close every connection with H3_NO_ERROR, cancel what still runs, and free the port."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
         if self._endpoint is not None and self._service is not None:
             self._endpoint.close(ErrorCode.H3_NO_ERROR)
             for task in list(self._service.tasks):
                 task.cancel()
+        if self._handover is not None:
+            self._handover.close()
 
     def sweep(self, now: float) -> None:
         """End what has passed its deadline at `now` (monotonic seconds); called about once a second."""
@@ -135,6 +170,10 @@ class QuicListener:
     def _sweep(self) -> None:
         self.sweep(time.monotonic())
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+
+async def _read(sock: socket.socket, endpoint: Endpoint) -> None:
+    await asyncio.get_running_loop().create_datagram_endpoint(lambda: endpoint, sock=sock)
 
 
 def _configuration(limits: Limits, certificate: Path, key: Path, qlog: Qlog | None) -> QuicConfiguration:

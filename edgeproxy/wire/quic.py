@@ -58,6 +58,8 @@ class Endpoint(asyncio.DatagramProtocol):
         """Those of `connections` that are not closing yet."""
         self.refusing = False
         """Turn new connections away; those that exist go on."""
+        self.pass_on: Callable[[bytes, Address], bool] = lambda data, address: False
+        """While we refuse: gives what is for no connection of ours to who takes them; False where nobody does."""
         self.limits = limits
         self._make = make
         self._tickets = tickets
@@ -99,7 +101,7 @@ class Endpoint(asyncio.DatagramProtocol):
         connection = self._routes.get(self._destination(data))
         if connection is not None and connection not in self._handshaking:
             self._deliver(connection, data, address, time.monotonic())
-        elif connection is None and not _may_open(data):
+        elif connection is None and (self._is_passed_on(data, address) or not _may_open(data)):
             return
         elif not self._handshakes.waiting:
             self._shake_hands(data, address)
@@ -111,6 +113,9 @@ class Endpoint(asyncio.DatagramProtocol):
         if data[0] & 0x80:
             return data[6 : 6 + data[5]] if len(data) > 5 else b""
         return data[1 : 1 + self.configuration.connection_id_length]
+
+    def _is_passed_on(self, data: bytes, address: Address) -> bool:
+        return self.refusing and self.pass_on(data, address)
 
     def _deliver(self, connection: Connection, data: bytes, address: Address, now: float) -> None:
         self.guard(connection, connection.receive, data, address, now)
@@ -124,8 +129,10 @@ class Endpoint(asyncio.DatagramProtocol):
     def _shake_hands(self, data: bytes, address: Address) -> None:
         self._handshakes.spend()
         now = time.monotonic()
+        connection = self._routes.get(self._destination(data))
         try:
-            connection = self._routes.get(self._destination(data)) or self._newcomer(data, address, now)
+            if connection is None and not self._is_passed_on(data, address):
+                connection = self._newcomer(data, address, now)
         except Exception:
             _log.exception("cannot take a datagram from %s", address[0])
             return

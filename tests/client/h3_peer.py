@@ -105,15 +105,17 @@ class Peer(asyncio.DatagramProtocol):
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def open(cls, port: int, ca: Path, *, wait: bool = True, mute: bool = False, **options: Any) -> Peer:
+    async def open(
+        cls, port: int, ca: Path, *, host: str = "127.0.0.1", wait: bool = True, mute: bool = False, **options: Any
+    ) -> Peer:
         """`options`: of QuicConfiguration. `mute`: speaks no HTTP/3 by itself. Raises ConnectionError where the
         connection is not taken."""
         options = {"alpn_protocols": ["h3"], "server_name": "localhost", **options}
         configuration = QuicConfiguration(is_client=True, **options)
         configuration.load_verify_locations(cafile=str(ca))
-        peer = cls(configuration, ("127.0.0.1", port))
+        peer = cls(configuration, (host, port))
         peer._mute = mute
-        await asyncio.get_running_loop().create_datagram_endpoint(lambda: peer, remote_addr=("127.0.0.1", port))
+        await asyncio.get_running_loop().create_datagram_endpoint(lambda: peer, remote_addr=(host, port))
         if wait:
             await peer.until(lambda: peer._ready or peer.closed)
             if peer.closed:

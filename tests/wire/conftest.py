@@ -24,7 +24,7 @@ from tests.wire.raw import PATIENCE_S, RawClient
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 
-_ON_BOTH_LOOPS = ("test_tcp", "test_h1", "test_h2")
+_ON_BOTH_LOOPS = ("test_tcp", "test_h1", "test_h2", "test_handover")
 
 
 def pytest_asyncio_loop_factories(
