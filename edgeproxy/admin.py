@@ -92,7 +92,8 @@ class Known:
 
 
 def _node(node: NodeView) -> dict[str, Any]:
-    return {**asdict(node), "queue_s": node.queue_s, "kv_used": node.kv_used}
+    report = node.report._asdict() if node.report is not None else None
+    return {**asdict(node), "report": report, "queue_s": node.queue_s, "kv_used": node.kv_used}
 
 
 class Admin:

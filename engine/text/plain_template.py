@@ -282,14 +282,16 @@ def _text_of(value: Any) -> str:
 
 
 def _item(value: Value, key: str | int) -> Value:
+    kind: type[Any] = dict if isinstance(key, str) else list
+
     def found(scope: Scope) -> Any:
-        holder = value(scope)
+        holder: Any = value(scope)
+        if type(holder) is not kind:
+            raise Unsure
         try:
-            if (type(holder) is dict and isinstance(key, str)) or (type(holder) is list and isinstance(key, int)):
-                return holder[key]
+            return holder[key]
         except LookupError:
-            pass
-        raise Unsure
+            raise Unsure from None
 
     return found
 
