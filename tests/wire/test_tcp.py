@@ -269,6 +269,37 @@ async def test_a_bound_socket_can_be_listened_on() -> None:
     await listener.drain(0)
 
 
+async def test_ipv6_is_served_and_told() -> None:
+    scopes: list[Scope] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scopes.append(scope)
+        await answer(send, b"")
+
+    listener = TcpListener(app, Limits(), ssl=None, alt_svc=lambda: None, state={})
+    await listener.start(Address("::1", 0))
+    client = RawClient(*await asyncio.open_connection("::1", listener.port))
+    await client.send(b"GET / HTTP/1.1\r\nHost: [::1]:%d\r\n\r\n" % listener.port)
+    assert (await client.answer()).status == 200
+    assert (scopes[0]["client"][0], scopes[0]["server"]) == ("::1", ("::1", listener.port))
+    await client.close()
+    await listener.drain(0)
+
+
+@pytest.mark.parametrize("alpn", [[], ["foreign"]], ids=["none", "foreign"])
+async def test_a_client_that_names_neither_host_nor_a_protocol_of_ours_speaks_http_1_1(
+    serve_tls: Serve, alpn: list[str]
+) -> None:
+    edge = await serve_tls(echo)
+    context = edge.client_context(*alpn)
+    assert context is not None
+    context.check_hostname = False
+    client = RawClient(*await asyncio.open_connection("127.0.0.1", edge.port, ssl=context, server_hostname=""))
+    await client.send(GET)
+    assert (await client.answer()).status == 200
+    await client.close()
+
+
 async def test_an_address_in_use_is_an_error_that_leaks_nothing(serve_plain: Serve) -> None:
     edge = await serve_plain(echo)
     listener = TcpListener(echo, Limits(), ssl=None, alt_svc=lambda: None, state={})

@@ -91,6 +91,7 @@ def test_tls_1_2_is_the_oldest_and_always_forward_secret(tmp_path: Path) -> None
     made = make_dev_certificate(tmp_path)
     context = server_context(made.certificate, made.key, ["http/1.1"])
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert context.options & ssl.OP_NO_RENEGOTIATION
     older = [cipher for cipher in context.get_ciphers() if cipher["protocol"] != "TLSv1.3"]
     assert older
     assert all(cipher["kea"] == "kx-ecdhe" and cipher["aead"] for cipher in older)
