@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine.model.arch import LlamaConfig
     from engine.model.gguf import TensorInfo
     from engine.model.image import Image
-    from engine.model.pack import Packer
+    from engine.model.packer import Packer
 
 NEEDED = ("torch", "triton", "numpy")
 

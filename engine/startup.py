@@ -25,7 +25,7 @@ from engine.warmup import WarmUp
 if TYPE_CHECKING:
     from engine.executor.base import Executor
     from engine.gpu.monitor import Monitor
-    from engine.model.pack import Packer
+    from engine.model.packer import Packer
     from engine.text.template import ChatTemplate
     from engine.text.tokenizer import Tokenizer
 

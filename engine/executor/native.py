@@ -13,7 +13,7 @@ from engine.model.arch import LlamaConfig
 from engine.model.contents import digest_of
 from engine.model.gguf import Gguf
 from engine.model.image import Image
-from engine.model.pack import Packer
+from engine.model.packer import Packer
 from engine.step import Finish, Logprobs, RowResult, StepPlan, StepResult
 
 PACKER: Final = Packer("x16", MappingProxyType({"Q4_1": "Q4_1x16", "Q8_0": "Q8_0x16"}), _native.pack)

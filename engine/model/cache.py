@@ -9,7 +9,6 @@ file's size, inode, mtime and ctime are the same.
 from __future__ import annotations
 
 import fcntl
-import glob
 import logging
 import os
 import sys
@@ -25,7 +24,7 @@ from engine.model.image import VERSION, Image, ImageError, Progress, is_image, r
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from engine.model.pack import Packer
+    from engine.model.packer import Packer
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +139,8 @@ def _packed(path: Path, out: Path, packer: Packer, progress: Progress) -> Image:
 
 def _prune(out: Path) -> None:
     """Removes what earlier versions of the format left of the same content and layout. Nodes that map it keep it."""
+    import glob
+
     same, _, version = out.stem.rpartition("-")
     for other in out.parent.glob(f"{glob.escape(same)}-*.image"):
         found = other.stem.rpartition("-")[2]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from engine.model.pack import Packer
+    from engine.model.packer import Packer
 
 ALIGNMENT: Final = 64
 """Of parts: the image's own."""
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 def packer(dtype: str, *, kept: bool) -> Packer:
     """dtype: a key of DTYPES. kept: matrices of 8 and 4 bits stay so, instead of becoming ones of `dtype`."""
-    from engine.model.pack import Packer
+    from engine.model.packer import Packer
 
     dense = DTYPES[dtype]
     dtypes = dict.fromkeys(("F32", "F16", "Q4_1", "Q8_0"), dense)

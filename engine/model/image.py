@@ -2,7 +2,8 @@
 
     0                preamble, 64 bytes: magic, version, layout, where the header is, hashes of the header and of itself
     4096             weights; every tensor begins at a multiple of 64
-    then             tokens (JSON), token types (a byte a token), merges (pairs of uint32)
+    then             tokens (UTF-8), where each ends (uint32), token types (a byte a token), merges by rank (pairs of
+                     uint32), the same in the order in which they are looked up (engine/model/merges.py)
     at the end       header (JSON): configuration, table of tensors, chat template, source, xxh3 of every section
 
 The header stands last so that a file is written in one pass. All numbers are little-endian. A file is untrusted:
@@ -31,10 +32,11 @@ import xxhash
 from engine.model.arch import LlamaConfig
 from engine.model.contents import Contents, opened
 from engine.model.gguf import TensorInfo
-from engine.model.vocabulary import TemplateText, Vocabulary
+from engine.model.merges import NONE, Merges
+from engine.model.vocabulary import TemplateText, Texts, Vocabulary
 
 MAGIC: Final = b"edgeimg\0"
-VERSION: Final = 1
+VERSION: Final = 2
 WEIGHTS_AT: Final = 4096
 """A page, so that the weights' pages hold nothing else."""
 TENSOR_ALIGNMENT: Final = 64
@@ -91,14 +93,15 @@ class Image:
         if not self.tokenizer:
             raise ImageError(f"{self.path}: there is no tokenizer in it; pack a model that has one")
         with _opened(self.path) as data, _sense(self.path):
-            tokens = orjson.loads(self._checked(data, "tokens"))
+            tokens = Texts(self._checked(data, "tokens"), array("I", self._checked(data, "token_ends")))
             types = self._checked(data, "types")
             merges = array("I", self._checked(data, "merges"))
             vocabulary = Vocabulary(
-                tuple(tokens),
+                tokens,
                 types,
                 merges[::2],
                 merges[1::2],
+                Merges.from_bytes(self._checked(data, "lookup")),
                 frozenset(map(int, self.tokenizer["end_ids"])),
                 self.tokenizer["bos_id"],
                 bool(self.tokenizer["add_bos"]),
@@ -254,6 +257,7 @@ def _check_vocabulary(vocabulary: Vocabulary) -> None:
     if len(vocabulary.types) != tokens:
         raise ValueError("tokens and their types do not fit")
     ids = [*vocabulary.end_ids, *(() if vocabulary.bos_id is None else (vocabulary.bos_id,))]
-    ids += [max(merged, default=0) for merged in (vocabulary.left, vocabulary.right)]
+    ids += [max(merged, default=0) for merged in (vocabulary.left, vocabulary.right, vocabulary.merges.made)]
+    ids += [letter for letter in vocabulary.merges.letters if letter != NONE]
     if len(vocabulary.left) != len(vocabulary.right) or not all(0 <= token < tokens for token in ids):
         raise ValueError("a merge or a special token names no token")

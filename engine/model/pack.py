@@ -8,9 +8,10 @@ import os
 import struct
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -35,6 +36,7 @@ from engine.model.image import (
     verify,
 )
 from engine.model.image import read as read_image
+from engine.model.packer import Packer
 from engine.model.vocabulary import TemplateText, Vocabulary
 
 PART: Final = ".part"
@@ -42,25 +44,6 @@ PART: Final = ".part"
 
 WRITE_BYTES: Final = 4 << 20
 """At once: file systems that can keep what came together in large pages, and a token is faster from those."""
-
-
-@dataclass(frozen=True, slots=True)
-class Packer:
-    """How the kernels of this build want their matrices."""
-
-    layout: str
-    """Names it: at most 16 ASCII characters. Another arrangement needs another name."""
-    dtypes: Mapping[str, str] = field(default_factory=dict)
-    """GGUF's dtype -> the packed one. Matrices of other dtypes, and vectors, stay as they are."""
-    pack: Callable[[str, int, int, bytes], bytes] = lambda dtype, rows, cols, data: data
-    """dtype, rows, columns, GGUF's bytes -> packed bytes."""
-
-    def packed(self, tensor: TensorInfo, data: bytes) -> tuple[str, bytes]:
-        """The dtype and the bytes that the image holds."""
-        if len(tensor.shape) != 2 or tensor.dtype not in self.dtypes:
-            return tensor.dtype, data
-        rows, cols = tensor.shape
-        return self.dtypes[tensor.dtype], self.pack(tensor.dtype, rows, cols, data)
 
 
 def pack(source: Path, out: Path, packer: Packer, progress: Progress = lambda done, total: None) -> Image:
@@ -210,9 +193,12 @@ class _Writer:
 
     def vocabulary(self, vocabulary: Vocabulary) -> dict[str, Any]:
         merges = array("I", [token for pair in zip(vocabulary.left, vocabulary.right, strict=True) for token in pair])
-        self.section("tokens", orjson.dumps(vocabulary.tokens))
+        tokens = [token.encode() for token in vocabulary.tokens]
+        self.section("tokens", b"".join(tokens))
+        self.section("token_ends", array("I", accumulate(map(len, tokens))).tobytes())
         self.section("types", vocabulary.types)
         self.section("merges", merges.tobytes())
+        self.section("lookup", vocabulary.merges.to_bytes())
         return {
             "end_ids": sorted(vocabulary.end_ids),
             "bos_id": vocabulary.bos_id,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, overload
 
 from engine.model.gguf import Gguf, GgufError
+from engine.model.merges import Merges
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 """GGUF's token types. The last two are matched in the text as a whole; control tokens are never shown."""
@@ -13,15 +15,46 @@ NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 _END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
+class Texts(Sequence[str]):
+    """Many short texts as an image keeps them: 49,152 strings take a start longer to make than to do without."""
+
+    def __init__(self, content: bytes, ends: array[int]) -> None:
+        """content: all of them in UTF-8, one after the other; ends: where each one does."""
+        self._content = content
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, at: int | slice) -> str | tuple[str, ...]:
+        if isinstance(at, slice):
+            return tuple(self[index] for index in range(*at.indices(len(self))))
+        end = self._ends[at]
+        start = self._ends[at - 1] if at % len(self._ends) else 0
+        return self._content[start:end].decode(errors="replace")
+
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        for end in self._ends:
+            yield self._content[start:end].decode(errors="replace")
+            start = end
+
+
 class Vocabulary(NamedTuple):
     """A byte-level BPE: what GGUF calls `gpt2`, with the pre-tokenizer `smollm`."""
 
-    tokens: tuple[str, ...]
+    tokens: Sequence[str]
     types: bytes
     """GGUF's type of each token."""
     left: array[int]
     right: array[int]
     """Merges in order of rank: ids of the two tokens that become one."""
+    merges: Merges
+    """The same, to be looked up."""
     end_ids: frozenset[int]
     """Ids that the file says end a turn."""
     bos_id: int | None
@@ -43,6 +76,7 @@ class Vocabulary(NamedTuple):
             bytes(kind if 0 <= kind < 256 else 0 for kind in types),
             left,
             right,
+            Merges.of(tokens, left, right),
             frozenset(token for token in ends if token is not None),
             _token_id(gguf, "bos_token_id", len(tokens)),
             gguf.metadata.get("tokenizer.ggml.add_bos_token", False) is True,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engine.model.gguf import Gguf, GgufError
+from engine.model.merges import byte_alphabet
 from engine.model.vocabulary import CONTROL, USER_DEFINED, Vocabulary
 from engine.text.plain import PlainBpe
 
@@ -45,10 +46,9 @@ class Tokenizer:
         self._special = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         self.prefix = [vocabulary.bos_id] if vocabulary.add_bos and vocabulary.bos_id is not None else []
         """What begins every prompt."""
-        self._byte_of = _byte_alphabet()
+        self._byte_of = byte_alphabet()
         self._vocabulary: Vocabulary | None = vocabulary
-        plain = PlainBpe(vocabulary, _letters(self._byte_of))
-        self._plain = None if self._user_defined else plain
+        self._plain = None if self._user_defined else PlainBpe(vocabulary.merges)
         """Until the library's is there. It knows no tokens that are matched as a whole."""
         self._whole: Bpe | None = None
         self._lock = threading.Lock()
@@ -155,11 +155,6 @@ def _of_type(vocabulary: Vocabulary, kind: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def _letters(byte_of: dict[str, bytes]) -> list[str]:
-    """The stand-in of each byte."""
-    return sorted(byte_of, key=byte_of.__getitem__)
-
-
 def _bpe(vocabulary: Vocabulary, control: Iterable[int], user_defined: Iterable[int]) -> Bpe:
     """Digits one by one, then GPT-2's pattern: what llama.cpp calls `smollm`."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -181,11 +176,3 @@ def _bpe(vocabulary: Vocabulary, control: Iterable[int], user_defined: Iterable[
 
 def _spelled(tokens: Sequence[str], ids: Sequence[int]) -> Iterable[str]:
     return map(tokens.__getitem__, ids)
-
-
-def _byte_alphabet() -> dict[str, bytes]:
-    """GPT-2's printable stand-ins: a printable Latin-1 byte is itself, the others are numbered from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    alphabet = {chr(byte): bytes([byte]) for byte in printable}
-    return alphabet | {chr(0x100 + index): bytes([byte]) for index, byte in enumerate(others)}

@@ -162,6 +162,7 @@ with Start(options, print) as start:
     start.result().text.tokenizer.encode("the")
 late = {"torch", "numpy", "tokenizers", "llguidance", "rich", "gguf", "starlette", "httpx", "opentelemetry", "decimal"}
 late |= {"jinja2", "engine.text.jinja", "email.utils", "multiprocessing", "prometheus_client", "h2", "aioquic"}
+late |= {"tempfile", "glob", "engine.model.pack"}
 late |= {"engine.model.source", "engine.integrity", "engine.completions", "engine.text.grammar", "engine.store"}
 late |= {"engine.metrics", "engine.traces", "engine.tokens", "engine.gpu_startup", "edgeproxy.protocol.openai.openapi"}
 print(*sorted(late & set(sys.modules)))

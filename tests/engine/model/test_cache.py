@@ -13,7 +13,8 @@ from engine.model import image as image_module
 from engine.model import pack as pack_module
 from engine.model.gguf import GgufError
 from engine.model.image import VERSION, WEIGHTS_AT, ImageError, verify
-from engine.model.pack import PART, Packer, pack
+from engine.model.pack import PART, pack
+from engine.model.packer import Packer
 from engine.model.source import SourceError
 from tests.engine.gguf_files import write_llama
 

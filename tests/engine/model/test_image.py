@@ -14,8 +14,20 @@ from hypothesis import strategies as st
 from engine.model.contents import digest_of
 from engine.model.gguf import BLOCKS, GgufError
 from engine.model.gguf import read as read_gguf
-from engine.model.image import MAGIC, PREAMBLE, TENSOR_ALIGNMENT, WEIGHTS_AT, Image, ImageError, is_image, read, verify
-from engine.model.pack import PART, Packer, check_weights, pack
+from engine.model.image import (
+    MAGIC,
+    PREAMBLE,
+    TENSOR_ALIGNMENT,
+    VERSION,
+    WEIGHTS_AT,
+    Image,
+    ImageError,
+    is_image,
+    read,
+    verify,
+)
+from engine.model.pack import PART, check_weights, pack
+from engine.model.packer import Packer
 from engine.model.vocabulary import TemplateText, Vocabulary
 from tests.engine.gguf_files import TINY, TOKENS, write_llama
 
@@ -57,7 +69,9 @@ def with_header(data: bytes, header: bytes, out: Path, offset: int, first: list[
 def test_an_image_holds_what_the_file_held(source: Path, packed: Path) -> None:
     gguf, image = read_gguf(source), read(packed, "plain")
     assert image.config == TINY
-    assert image.vocabulary() == Vocabulary.from_gguf(gguf)
+    found, given_words = image.vocabulary(), Vocabulary.from_gguf(gguf)
+    assert tuple(found.tokens) == found.tokens[:] == given_words.tokens
+    assert found._replace(tokens=given_words.tokens) == given_words
     assert image.template == TemplateText.from_gguf(gguf)
     assert (image.source.name, image.source.nbytes) == ("tiny.gguf", source.stat().st_size)
     assert image.source.digest == digest_of(source)
@@ -218,7 +232,7 @@ def test_another_version_is_refused(packed: Path, tmp_path: Path) -> None:
     data[len(MAGIC)] += 1
     newer = tmp_path / "newer.image"
     newer.write_bytes(data)
-    with pytest.raises(ImageError, match="image version 2, this engine reads 1; run engine pack again"):
+    with pytest.raises(ImageError, match=f"image version {VERSION + 1}, this engine reads {VERSION}; run engine pack"):
         read(newer, "plain")
 
 

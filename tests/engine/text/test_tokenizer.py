@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.model.gguf import Gguf, GgufError
+from engine.model.merges import Merges
 from engine.model.vocabulary import USER_DEFINED, Vocabulary
 from engine.text.plain import MOST_CHARS
 from engine.text.template import ChatTemplate
@@ -220,7 +221,8 @@ def test_a_first_text_that_is_long_or_not_ascii_has_the_library_made(gguf: Gguf,
 def small(*, add_bos: bool = False, types: Sequence[int] = (3, 3, 1, 1, 1, 1, 1)) -> Tokenizer:
     tokens = ("<s>", "</s>", "a", "b", "ab", "<x y>", "Ġ")
     left, right = array("I", [2]), array("I", [3])
-    return Tokenizer(Vocabulary(tokens, bytes(types), left, right, frozenset({1}), 0, add_bos))
+    merges = Merges.of(tokens, left, right)
+    return Tokenizer(Vocabulary(tokens, bytes(types), left, right, merges, frozenset({1}), 0, add_bos))
 
 
 def test_a_bos_token_is_put_first_only_where_the_file_says_so() -> None:
