@@ -50,6 +50,8 @@ class Executor:
         """float32 [vocab]; None if the slot has none."""
     def worker_seconds(self) -> list[float]:
         """CPU time of each compute thread since it began."""
+    def thread_ids(self) -> list[int]:
+        """Of its threads (gettid(2)), those that fault memory ahead of use among them."""
     @property
     def block_bytes(self) -> int: ...
     def read_block(self, block: int) -> bytes: ...

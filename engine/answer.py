@@ -91,7 +91,7 @@ class Answer:
             case Finish.STOP | Finish.LENGTH:
                 return self._reader.end(piece, "stop" if delta.finish is Finish.STOP else "length")
             case Finish.ABORT:
-                raise ApiError(503, "This node ended the request: try another node.", code="aborted")
+                raise _aborted()
             case Finish.RULES:
                 raise invalid(
                     f"'{self._form}' cannot be followed: what may come next is too much work to tell. Make it simpler.",
@@ -106,6 +106,10 @@ class Answer:
         if replayed is None:
             return piece
         return piece._replace(events=replayed.events + piece.events, logprobs=replayed.logprobs + piece.logprobs)
+
+
+def _aborted() -> ApiError:
+    return ApiError(503, "This node ended the request: try another node.", code="aborted")
 
 
 class Choices:
@@ -160,6 +164,8 @@ class Choices:
             done, _ = await asyncio.wait(self._next, return_when=asyncio.FIRST_COMPLETED)
             task = min(done, key=lambda found: self._next[found])
             index = self._next.pop(task)
+            if task.cancelled():  # by `abort`
+                raise _aborted()
             if not self._postponed(index, task.exception()):
                 break
         piece = task.result()

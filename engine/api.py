@@ -88,7 +88,8 @@ class NodeApp:
         self._limits = limits or ApiLimits()
         self._clock = clock
         self._started_at = created()
-        self._busy = 0
+        self.busy = 0
+        """Requests that are being answered."""
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._routes: dict[str, tuple[str, Handler]] = {
@@ -109,7 +110,7 @@ class NodeApp:
         if scope["type"] != "http":
             raise NotImplementedError(f"ASGI {scope['type']} scopes are not served")
         exchange = Exchange(scope, receive, send, self._clock(), self._always)
-        self._busy += 1
+        self.busy += 1
         self._quiet.clear()
         try:
             await self._answer(exchange)
@@ -121,8 +122,8 @@ class NodeApp:
             with suppress(ClientGone):
                 await exchange.respond(error.status, error.body(), (*JSON, *error.headers))
         finally:
-            self._busy -= 1
-            if not self._busy:
+            self.busy -= 1
+            if not self.busy:
                 self._quiet.set()
 
     async def quiet(self) -> None:
@@ -247,7 +248,7 @@ class NodeApp:
         await self._generate(exchange, COMPLETIONS)
 
     async def _generate(self, exchange: Exchange, kind: Kind) -> None:
-        if self._busy > self._limits.requests:
+        if self.busy > self._limits.requests:
             raise too_many(self._limits.requests, "requests open", "too_many_requests")
         terms = request_terms(exchange.field)
         value = parse_json(await exchange.json_body(self._limits.body_bytes))

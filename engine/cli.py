@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from engine.options import Duration, check_kv_dtype, model_id, node_token, size_in_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 KV_TOKENS = 8192
 MODEL_HELP = "package:distribution/file, or the path of a GGUF file or an image."
-
-
-def size_in_bytes(_: object, __: object, value: str) -> int:
-    """Raises click.BadParameter."""
-    found = re.fullmatch(r"(\d+) ?(?:([KMGT])i?B?)?", value.strip(), re.IGNORECASE)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is no number of bytes: write 1073741824, 1024MiB or 1GiB")
-    return int(found[1]) << 10 * " KMGT".index((found[2] or " ").upper())
 
 
 _arithmetic = click.option(
@@ -73,7 +66,8 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(["f16", "int8", "fp8"]),
             default="f16",
             show_default=True,
-            help="Of keys and values. int8 (CPU) and fp8 (GPU) hold about twice as many tokens in the same memory.",
+            help="Of keys and values. int8 (on the CPU alone) and fp8 (on GPUs alone) hold about twice as many tokens "
+            "in the same memory.",
         ),
         *_device,
         click.option(
@@ -91,6 +85,7 @@ def _options(model: str, threads: int | None, **sizes: Any) -> Any:
     from engine.startup import ModelOptions, chosen_device
 
     sizes["device"] = chosen_device(sizes["device"], say=lambda text: click.echo(text, err=True))
+    check_kv_dtype(sizes.get("kv_dtype", "f16"), sizes["device"])
     return ModelOptions(model, threads or len(os.sched_getaffinity(0)), **sizes)
 
 
@@ -102,7 +97,7 @@ def main() -> None:
 
 @main.command()
 @click.option("--model", required=True, help=MODEL_HELP)
-@click.option("--model-id", required=True, help="The name that requests use.")
+@click.option("--model-id", required=True, callback=model_id, help="The name that requests use.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=8101, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
 @_model_options
@@ -111,7 +106,7 @@ def main() -> None:
     "--max-wait-ms",
     default=3000.0,
     show_default=True,
-    type=click.FloatRange(0, 600_000),
+    type=Duration(0, 600_000),
     help="Refuse (429) what finds no place and is expected to wait for longer.",
 )
 @click.option(
@@ -125,7 +120,7 @@ def main() -> None:
     "--quantum-ms",
     default=10.0,
     show_default=True,
-    type=click.FloatRange(0.1, 10_000),
+    type=Duration(0.1, 10_000),
     help="Of prefill in a step, per waiting prompt.",
 )
 @click.option(
@@ -134,7 +129,7 @@ def main() -> None:
 @click.option("--kv-store-size", default="1GiB", show_default=True, callback=size_in_bytes, help="Most bytes of it.")
 @click.option(
     "--sleep-after",
-    type=click.FloatRange(1),
+    type=Duration(1),
     metavar="SECONDS",
     help="Without a request for so long, give memory back until the next.  [default: never]",
 )
@@ -142,14 +137,14 @@ def main() -> None:
     "--stall-s",
     default=30.0,
     show_default=True,
-    type=click.FloatRange(0.1),
+    type=Duration(0.1),
     help="Not ready when nothing got done for so long; ends with status 70 after twice as long.",
 )
 @click.option(
     "--drain-s",
     default=30.0,
     show_default=True,
-    type=click.FloatRange(0),
+    type=Duration(0),
     help="For what runs and the store, at the end.",
 )
 @click.option(
@@ -215,7 +210,7 @@ def serve(
                 drain_s=drain_s,
                 traces_to=traces_to,
                 allow_hosts=allow_host,
-                token=os.environ.get(TOKEN_ENV) or None,
+                token=node_token(os.environ.get(TOKEN_ENV), TOKEN_ENV),
             )
             status = server.serve(options, start)
     except StartError as error:

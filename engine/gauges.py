@@ -87,7 +87,8 @@ class Utilisation:
         self.worker_s: tuple[float, ...] = ()
         """CPU time of each worker."""
         self.page_faults = 0
-        """Of the whole process, minor and major."""
+        """Minor and major, of the threads that make steps: what else the process does, such as to read a prompt that it
+        refuses, is no step's."""
         self.shares: tuple[float, ...] = ()
         """Of busy time that each worker ran."""
         self.faults_per_token: float | None = None

@@ -131,7 +131,7 @@ class EngineLoop:
         self._load = self._scheduler.load()
         self._mailbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._generations: dict[str, Generation] = {}
-        self._busy_since: float | None = None
+        self.busy_since: float | None = None
         """When the thread last got a step done, or something to do; None while it waits for commands."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -179,10 +179,10 @@ class EngineLoop:
         waiting = max(load.waiting, self.live - load.running)
         return load._replace(waiting=waiting)
 
-    def stalled_s(self) -> float:
-        """How long the thread has had something to do and got nothing done; 0 while there is nothing."""
-        since = self._busy_since
-        return 0.0 if since is None else max(0.0, self._clock() - since)
+    def give_up(self, cause: Exception) -> None:
+        """Tells everybody that the engine failed, though its thread hangs. What that may still do, nobody hears of."""
+        self.failure = cause
+        self._fail()
 
     def generate(self, request: GenerationRequest) -> Generation:
         """Queues a request; rehearsals make way for any other.
@@ -221,7 +221,7 @@ class EngineLoop:
             self.failure = error
             self._call(self._fail)
         finally:
-            self._busy_since = None
+            self.busy_since = None
 
     def _flush(self, unwanted: Callable[[], bool] = lambda: False) -> None:
         """All that the pool holds goes to the store; steps in flight still belong to what was aborted."""
@@ -246,7 +246,7 @@ class EngineLoop:
         if self._scheduler.in_flight:
             self._load = self._scheduler.load()
             result = self._executor.collect()
-            now = self._busy_since = self._clock()
+            now = self.busy_since = self._clock()
             events: _Events = [*self._scheduler.complete(result, now), *self._scheduler.overdue(now)]
             self._allow()
             self._emit(events)
@@ -269,19 +269,19 @@ class EngineLoop:
     def _sample(self) -> None:
         utilisation = self.gauges.utilisation
         if utilisation.due:
-            usage = resource.getrusage(resource.RUSAGE_SELF)
-            faults = usage.ru_minflt + usage.ru_majflt
+            own = resource.getrusage(resource.RUSAGE_THREAD)
+            faults = own.ru_minflt + own.ru_majflt + self._executor.page_faults()
             utilisation.sample(self._executor.worker_seconds(), faults, self.gauges.tokens)
 
     def _take(self) -> list[_Command]:
         """Commands that have come; waits for one where there is nothing else to do."""
         commands: list[_Command] = []
         if self._scheduler.idle:
-            self._busy_since = None
+            self.busy_since = None
             if self._asked or self.starting:
                 self._asked, self._rested_since = False, self._clock()
             commands.append(self._next_command())
-            self._busy_since = self._clock()
+            self.busy_since = self._clock()
         while not self._mailbox.empty():
             commands.append(self._mailbox.get())
         return commands
@@ -347,7 +347,9 @@ class EngineLoop:
     def _deliver(self, events: _Events, changes: list[BlockChange]) -> None:
         self.feed.apply(changes)
         for request_id, item in events:
-            generation = self._generations[request_id]
+            generation = self._generations.get(request_id)
+            if generation is None:  # given up
+                continue
             generation.push(item)
             if generation.ended:
                 del self._generations[request_id]

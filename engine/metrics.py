@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
@@ -18,11 +18,19 @@ from engine.gpu.view import GpuView
 
 def exposition(report: NodeReport, gauges: Gauges, accept: str, gpu: GpuView | None = None) -> tuple[bytes, str]:
     """Text in the format that `accept` asks for (Prometheus or OpenMetrics), and its media type."""
-    encode, media_type = choose_encoder(accept)
+    encode, media_type = _encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
     work = (*_work(report, gauges), *_use(gauges, gpu), *_gpu(gpu))
     registry.register(_Families([*_state(report), *_blocks(report, gauges), *work]))
     return encode(registry), media_type
+
+
+def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """The library compares a version that is no number with numbers; who asks for such a one gets plain text."""
+    try:
+        return choose_encoder(accept)
+    except TypeError:
+        return choose_encoder("")
 
 
 class _Families(Collector):
@@ -79,7 +87,7 @@ def _use(gauges: Gauges, gpu: GpuView | None) -> Iterator[Metric]:
         workers.add_metric([str(worker)], seconds)
     yield workers
     yield _counter("engine_busy_seconds", "Time in which steps ran, gaps between them included", use.busy_s)
-    yield _counter("engine_page_faults", "Minor and major, of the process", use.page_faults)
+    yield _counter("engine_page_faults", "Minor and major, of the threads that make steps", use.page_faults)
     for name, about, value in (
         ("engine_worker_busy_ratio", "Of busy time, what the compute threads ran on average", use.worker_busy),
         ("engine_susi_ratio", "SUSI: 1 - deviation / mean of use", use.susi if gpu is None else gpu.susi),

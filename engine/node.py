@@ -10,6 +10,7 @@ from engine.chat import Chat
 from engine.feed import BlockFeed
 from engine.gauges import Gauges, Utilisation
 from engine.loop import EngineLoop
+from engine.stall import Stall
 from engine.step import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Node:
     def __init__(self, model: str, stall_s: float = STALL_S) -> None:
         self.model = model
         self._stall_s = stall_s
+        self._stall = Stall(stall_s / 2)
         self._state = NodeState.STARTING
         self._engine: EngineLoop | None = None
         self._chat: Chat | None = None
@@ -69,8 +71,12 @@ class Node:
     @property
     def alive(self) -> bool:
         """Whether steps go on, as far as there are any."""
-        stalled = self._engine is not None and self._engine.stalled_s() > self._stall_s
-        return self.state is not NodeState.FAILED and not stalled
+        return self.state is not NodeState.FAILED and self.stalled_s() <= self._stall_s
+
+    def stalled_s(self) -> float:
+        """How long the engine has got nothing done, as far as it could. To be asked again within half of `stall_s`."""
+        engine = self._engine
+        return 0.0 if engine is None else self._stall.look(engine.busy_since, engine.now())
 
     def chat(self) -> Chat:
         """Raises ApiError 503 unless the node is ready."""
@@ -129,7 +135,7 @@ class Node:
             "aborts": gauges.aborts,
             "abort_steps_max": gauges.abort_steps_max,
             "sleeping": engine is not None and engine.sleeping,
-            "stalled_s": round(engine.stalled_s(), 3) if engine else 0.0,
+            "stalled_s": round(self.stalled_s(), 3),
             "preemptions": gauges.preemptions,
             "kv_blocks_reused": gauges.blocks_reused,
             "kv_blocks_loaded": gauges.blocks_loaded,

@@ -108,8 +108,8 @@ async def _serve(options: ServeOptions, start: Start) -> int:
         engine = _engine(options, opened.executor)
         engine.start()
         gpu = _GpuWatch(opened.monitor)
-        watch = asyncio.create_task(_end_if_stalled(engine, options.stall_s))
         node.attach(engine, Chat(engine, opened.text.tokenizer, opened.text.template), opened.monitor)
+        watch = asyncio.create_task(_end_if_stalled(node, engine, app, options.stall_s))
         gpu.start(engine)
         ends = (signals.stop, engine.failed, gpu.failed)
         rehearsal = Rehearsal(engine, opened.text)
@@ -132,10 +132,13 @@ async def _serve(options: ServeOptions, start: Start) -> int:
             rehearsals.cancel()
         gpu.tell()
         node.drain()
-        drain_s = FAILED_DRAIN_S if engine.failed.is_set() else options.drain_s - flush_s
+        failed = engine.failed.is_set()
         with suppress(TimeoutError):
-            async with asyncio.timeout(drain_s):
+            async with asyncio.timeout(FAILED_DRAIN_S if failed else options.drain_s - flush_s):
                 await _first(app.quiet(), signals.hurry.wait())
+        if app.busy and not failed:
+            why = "told to end a second time" if signals.hurry.is_set() else f"--drain-s {options.drain_s:g} is over"
+            print(f"{why}: requests cut before their end: {app.busy}", file=sys.stderr, flush=True)
         return 1 if engine.failed.is_set() or gpu.failed.is_set() else 0
     finally:
         if check is not None:
@@ -196,11 +199,17 @@ def _engine(options: ServeOptions, executor: Executor) -> EngineLoop:
     )
 
 
-async def _end_if_stalled(engine: EngineLoop, stall_s: float) -> None:
+async def _end_if_stalled(node: Node, engine: EngineLoop, app: NodeApp, stall_s: float) -> None:
     """Ends the process, for its supervisor to start another: a thread that hangs in a kernel cannot be ended alone."""
-    while (stalled := engine.stalled_s()) < 2 * stall_s:  # noqa: ASYNC110 - state of another thread
-        await asyncio.sleep(max(stall_s / 4, 2 * stall_s - stalled) if stalled else stall_s / 2)
+    while (stalled := node.stalled_s()) < 2 * stall_s:  # noqa: ASYNC110 - state of another thread
+        await asyncio.sleep(stall_s / 4)
     print(f"the engine got nothing done for {stalled:.0f} s: the process ends", file=sys.stderr, flush=True)
+    engine.give_up(RuntimeError("the engine hangs"))
+    node.drain()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FAILED_DRAIN_S):
+            await app.quiet()
+            await asyncio.sleep(0.01)  # a turn of the loop sends what was written in the one before
     os._exit(STALLED)
 
 

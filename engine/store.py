@@ -263,14 +263,19 @@ class BlockStore:
 def _opened(path: Path) -> int:
     """The file, locked. Readable by its owner alone: what it holds was made of users' texts."""
     try:
+        if path.exists() and not path.is_file():  # looked at first: to open a pipe or a device may already do something
+            raise StoreError(f"{path} is no regular file: name another --kv-store")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}: name another --kv-store") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         os.close(fd)
         raise StoreError(f"{path} is in use by another node: give each its own --kv-store") from error
+    except OSError as error:
+        os.close(fd)
+        raise StoreError(f"{path} cannot be locked ({error.strerror}): name a --kv-store on a local disk") from error
     return fd
 
 

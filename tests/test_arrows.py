@@ -49,6 +49,7 @@ PURE = [
     "engine/gauges.py",
     "engine/admission.py",
     "engine/sequence.py",
+    "engine/stall.py",
     "engine/step.py",
     "engine/model/layout.py",
     "engine/model/gpu_layout.py",

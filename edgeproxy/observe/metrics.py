@@ -112,7 +112,10 @@ class Metrics:
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """Content and media type: OpenMetrics, which has exemplars, for who accepts it, else Prometheus' text."""
-        encode, kind = choose_encoder(accept)
+        try:
+            encode, kind = choose_encoder(accept)
+        except TypeError:  # the library compares a version that is no number with numbers
+            encode, kind = choose_encoder("")
         return encode(self._registry), kind
 
     def _families(self) -> Iterator[Metric]:

@@ -102,6 +102,11 @@ class PyExecutor {
 
     std::vector<double> worker_seconds() const { return executor_.worker_seconds(); }
 
+    std::vector<int> thread_ids() const {
+        const std::vector<pid_t> ids = executor_.thread_ids();
+        return {ids.begin(), ids.end()};
+    }
+
     size_t block_bytes() const { return executor_.block_bytes(); }
 
     nb::bytes read_block(nb::handle block) const {
@@ -200,6 +205,7 @@ NB_MODULE(_native, m) {
         .def("collect", &PyExecutor::collect)
         .def("logits", &PyExecutor::logits, "slot"_a)
         .def("worker_seconds", &PyExecutor::worker_seconds)
+        .def("thread_ids", &PyExecutor::thread_ids)
         .def_prop_ro("block_bytes", &PyExecutor::block_bytes)
         .def("read_block", &PyExecutor::read_block, "block"_a)
         .def("write_block", &PyExecutor::write_block, "block"_a, "content"_a)

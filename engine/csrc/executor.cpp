@@ -72,6 +72,7 @@ Executor::Executor(const std::string& path, const ModelConfig& config, const std
       forward_(model_, kernels_, limits_, team_, arena_, has_low_bytes(activation_bits), kv_type),
       writer_(limits_, config.vocab),
       wanted_blocks_(std::min(limits.blocks, kBlocksAhead)),
+      thread_ids_(threads + 1),
       owner_(::getpid()),
       threads_(std::make_unique<std::vector<std::thread>>()) {
     for (uint32_t i = 0; i < kDepth; ++i) ring_.emplace_back(limits_);
@@ -134,6 +135,14 @@ std::vector<double> Executor::worker_seconds() const {
     return seconds;
 }
 
+std::vector<pid_t> Executor::thread_ids() const {
+    check_usable();
+    std::vector<pid_t> ids;
+    for (const std::atomic<pid_t>& id : thread_ids_)
+        if (const pid_t known = id.load(std::memory_order_relaxed)) ids.push_back(known);
+    return ids;
+}
+
 const void* Executor::block(uint32_t block) const {
     check_usable();
     if (block >= limits_.blocks)
@@ -182,7 +191,8 @@ void Executor::begin(Begin how) {
     begin_.notify_all();
 }
 
-bool Executor::began() {
+bool Executor::began(uint32_t thread) {
+    thread_ids_[thread].store(::gettid(), std::memory_order_relaxed);
     default_float_mode();
     wait_change(begin_, static_cast<uint32_t>(Begin::wait), kBetweenSteps);
     return begin_.load() == static_cast<uint32_t>(Begin::run);
@@ -204,7 +214,7 @@ bool Executor::next(uint32_t done) {
 // Member 0: takes plans in order, leads the team through each. Waking the collector takes a system call, which would
 // stand between two steps: with a plan at hand the team begins it first.
 void Executor::execute() {
-    if (!began()) return;
+    if (!began(0)) return;
     bool untold = false;
     const auto tell = [&] {
         if (untold) completed_.notify_one();
@@ -228,7 +238,7 @@ void Executor::execute() {
 }
 
 void Executor::work(uint32_t member) {
-    if (!began()) return;
+    if (!began(member)) return;
     for (;;) {
         team_.barrier(kBetweenSteps);
         if (stopping_) return;
@@ -245,7 +255,7 @@ void Executor::want_blocks(uint32_t last) {
 
 // The pool hands out its lowest blocks first: what lies behind the highest in use is what comes next.
 void Executor::fault_ahead() {
-    if (!began()) return;
+    if (!began(team_.members())) return;
     for (;;) {
         const uint32_t wanted = wanted_blocks_.load(), done = faulted_blocks_.load();
         if (wanted == kNoMore) return;

@@ -51,6 +51,8 @@ class Executor {
     const float* logits(uint32_t slot) const;
     // CPU time of each member of the team since it began, in seconds.
     std::vector<double> worker_seconds() const;
+    // The system's names (gettid) of its threads, as far as they run already.
+    std::vector<pid_t> thread_ids() const;
     // Keys and values of all layers of a KV block [block_bytes]. No submitted plan may write the block while they are
     // read, nor name it when they are written. Throws std::invalid_argument for a block outside the pool.
     size_t block_bytes() const { return forward_.block_bytes(); }
@@ -67,7 +69,7 @@ class Executor {
 
     void check_usable() const;
     void begin(Begin how);
-    bool began();
+    bool began(uint32_t thread);
     static bool has_plan(uint32_t seen, uint32_t done);
     bool next(uint32_t done);
     void execute();
@@ -91,6 +93,7 @@ class Executor {
     std::atomic<uint32_t> wanted_blocks_;      // whose pages shall be there; kNoMore once closing
     std::atomic<uint32_t> faulted_blocks_{0};  // whose pages are there, as far as that is done ahead of use
     bool stopping_ = false;                    // tells the workers; written before a barrier, read after it
+    std::vector<std::atomic<pid_t>> thread_ids_;
     const pid_t owner_;
     std::unique_ptr<std::vector<std::thread>> threads_;  // null once closed
 };

@@ -89,6 +89,10 @@ class Executor(ABC):
         """CPU time of each compute thread since it began; empty where they are not the executor's own."""
         return ()
 
+    def page_faults(self) -> int:
+        """Minor and major, of the executor's own threads since they began; 0 where it has none."""
+        return 0
+
     def phases(self) -> tuple[tuple[str, float], ...]:
         """What of its start took how many seconds, as far as it is told; some of it beside the rest."""
         return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -119,6 +120,9 @@ class NativeExecutor(Executor):
         """Includes the moments in which a thread waits for the others without sleeping, 20 us at most at a time."""
         return tuple(self._open().worker_seconds())
 
+    def page_faults(self) -> int:
+        return sum(map(_page_faults, self._open().thread_ids()))
+
     @property
     def block_bytes(self) -> int:
         return self._open().block_bytes
@@ -142,6 +146,16 @@ class NativeExecutor(Executor):
         if self._native is None:
             raise RuntimeError("the executor is closed")
         return self._native
+
+
+def _page_faults(thread: int) -> int:
+    """Of a thread of this process (proc_pid_stat(5), fields 10 and 12); 0 where the system does not tell."""
+    try:
+        told = Path(f"/proc/self/task/{thread}/stat").read_bytes()
+    except OSError:
+        return 0
+    fields = told.rpartition(b")")[2].split()
+    return int(fields[7]) + int(fields[9])
 
 
 def _digest(model: Gguf | Image) -> str:

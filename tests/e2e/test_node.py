@@ -66,13 +66,13 @@ class Process:
 
 
 @contextmanager
-def starting(*options: str) -> Iterator[Process]:
-    """A node that has bound its port and is starting."""
+def starting(*options: str, stderr: int | None = None) -> Iterator[Process]:
+    """A node that has bound its port and is starting. stderr: as Popen takes it."""
     arguments = [sys.executable, "-m", "engine", "serve", "--model", SOURCE, "--model-id", MODEL]
     arguments += ["--port", "0", "--threads", "2", "--kv-tokens", "4096", "--exit-with-parent", *options]
     pipe = subprocess.PIPE
     environment = {**os.environ, TOKEN_ENV: TOKEN}
-    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, text=True, env=environment) as child:
+    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=stderr, text=True, env=environment) as child:
         try:
             assert child.stdout is not None
             said = child.stdout.readline().split()
@@ -83,8 +83,8 @@ def starting(*options: str) -> Iterator[Process]:
 
 
 @contextmanager
-def started(*options: str) -> Iterator[Process]:
-    with starting(*options) as process:
+def started(*options: str, stderr: int | None = None) -> Iterator[Process]:
+    with starting(*options, stderr=stderr) as process:
         assert process.child.stdout is not None
         assert READY.match(process.child.stdout.readline())
         yield process
@@ -234,7 +234,7 @@ def test_a_node_told_to_end_finishes_what_runs_and_takes_no_more() -> None:
 
 def test_a_stream_that_outlasts_the_drain_is_cut_and_the_node_ends() -> None:
     with (
-        started("--drain-s", "0.2") as process,
+        started("--drain-s", "0.2", stderr=subprocess.PIPE) as process,
         openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN, max_retries=0) as client,
         client.chat.completions.create(
             model=MODEL, messages=STORY, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}
@@ -243,10 +243,48 @@ def test_a_stream_that_outlasts_the_drain_is_cut_and_the_node_ends() -> None:
         chunks = iter(stream)
         next(chunks)
         process.child.send_signal(signal.SIGTERM)
-        with pytest.raises((httpx.HTTPError, openai.APIError)):
+        with pytest.raises(openai.APIError, match="This node ended the request"):
             for _ in chunks:
                 pass
         assert process.child.wait(PATIENCE_S) == 0
+        assert process.child.stderr is not None
+        assert "--drain-s 0.2 is over: requests cut before their end: 1" in process.child.stderr.read()
+
+
+def test_a_second_signal_cuts_what_runs_and_says_so() -> None:
+    with (
+        started("--drain-s", "600", stderr=subprocess.PIPE) as process,
+        openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN, max_retries=0) as client,
+        client.chat.completions.create(
+            model=MODEL, messages=STORY, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}
+        ) as stream,
+    ):
+        next(iter(stream))
+        process.child.send_signal(signal.SIGTERM)
+        process.until(lambda status: status["state"] == "draining")
+        process.child.send_signal(signal.SIGTERM)
+        assert process.child.wait(PATIENCE_S) == 0
+        assert process.child.stderr is not None
+        assert "told to end a second time: requests cut before their end: 1" in process.child.stderr.read()
+
+
+def test_a_node_that_was_stopped_for_longer_than_a_stall_goes_on() -> None:
+    """As `docker pause` does: the clock has gone on, but nothing could be done."""
+    stall_s = 1.5
+    with (
+        started("--stall-s", f"{stall_s}") as process,
+        openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN, max_retries=0, timeout=PATIENCE_S) as client,
+        client.chat.completions.create(
+            model=MODEL, messages=STORY, stream=True, max_tokens=200, extra_body={"ignore_eos": True}
+        ) as stream,
+    ):
+        chunks = iter(stream)
+        next(chunks)
+        process.child.send_signal(signal.SIGSTOP)
+        time.sleep(3 * stall_s)
+        process.child.send_signal(signal.SIGCONT)
+        assert list(chunks)[-1].choices[0].finish_reason == "length"
+        assert process.status()["state"] == "ready"
 
 
 def answer(process: Process) -> tuple[str, int]:

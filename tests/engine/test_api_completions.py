@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from collections import Counter
 from typing import Any
 
@@ -14,7 +16,7 @@ from engine.api import NodeApp
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from tests.engine.fake_executor import FakeExecutor
-from tests.engine.serving import LIMITS, MODEL, Call, chat_call, says, serving
+from tests.engine.serving import LIMITS, MODEL, Call, chat_call, says, serving, until
 
 PROMPT = "Once upon a time"
 AFTER = " there was a fox."
@@ -167,6 +169,33 @@ async def test_leaving_ends_all_answers(tokenizer: Tokenizer, chat_template: Cha
         async with asyncio.timeout(20):
             while served.engine.live:  # noqa: ASYNC110 - state of another thread
                 await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_leaves_several_answers_is_no_error_of_the_node(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    gate = threading.Semaphore(0)
+    fake = FakeExecutor(script=says(tokenizer, "on", ends=False), built_for=LIMITS, gate=gate)
+    async with serving(fake, tokenizer, chat_template) as served:
+        call = chat_call(served.app, n=3, stream=stream, max_tokens=100)
+        await until(lambda: served.engine.load().running == 3, gate)
+        call.leave()
+        await call.done()  # raises what the listener would log
+        await until(lambda: not served.engine.live, gate)
+    gc.collect()
+    assert caplog.messages == []
+
+
+async def test_several_answers_of_an_engine_that_fails_are_one_error(
+    tokenizer: Tokenizer, chat_template: ChatTemplate, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeExecutor(script=says(tokenizer, "on", ends=False), built_for=LIMITS, fails_at=9)
+    async with serving(fake, tokenizer, chat_template) as served:
+        call = await chat_call(served.app, n=3, max_tokens=300).done()
+        assert (call.status, call.json()["error"]["code"]) == (500, "engine_failed")
+    gc.collect()
+    assert caplog.messages == ["the engine failed"]
 
 
 async def test_tokens_are_told_and_read_back(tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:

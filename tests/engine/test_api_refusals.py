@@ -162,12 +162,12 @@ async def test_a_node_that_gets_nothing_done_is_neither_alive_nor_ready(
     async with serving(executor(tokenizer, gate=gate), tokenizer, chat_template, stall_s=0.01) as served:
         assert (await Call(served.app, "GET", "/readyz").done()).status == 200
         call = chat_call(served.app)
-        await until(lambda: served.engine.stalled_s() > 0.01)
+        await until(lambda: served.node.stalled_s() > 0.01)
         for path in ("/readyz", "/healthz"):
             assert (await Call(served.app, "GET", path).done()).status == 503
         gate.release(100)
         assert (await call.done()).status == 200
-        await until(lambda: served.engine.stalled_s() == 0)
+        await until(lambda: served.node.stalled_s() == 0)
         assert (await Call(served.app, "GET", "/readyz").done()).status == 200
 
 

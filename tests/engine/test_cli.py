@@ -6,12 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from edgeproxy.protocol.node.report import TOKEN_ENV
-from engine.cli import main, size_in_bytes
+from engine.cli import main
 from engine.model.gguf import read
 
 SERVE = ["serve", "--model-id", "m", "--port", "0"]
@@ -48,19 +47,6 @@ def test_more_slots_than_step_tokens_are_a_usage_error() -> None:
     result = CliRunner().invoke(main, [*SERVE, "--model", "x", "--slots", "8", "--step-tokens", "4"])
     assert result.exit_code == 2
     assert "--step-tokens 4" in result.output
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("5", 5), ("1073741824", 1 << 30), ("2k", 2048), ("64 MiB", 64 << 20), ("3GB", 3 << 30)]
-)
-def test_sizes_are_bytes_or_have_a_unit(text: str, size: int) -> None:
-    assert size_in_bytes(None, None, text) == size
-
-
-@pytest.mark.parametrize("text", ["", "1.5GiB", "-1", "GiB", "1 PiB"])
-def test_what_is_no_size_is_told(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="write 1073741824, 1024MiB or 1GiB"):
-        size_in_bytes(None, None, text)
 
 
 @pytest.fixture

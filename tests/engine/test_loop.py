@@ -177,12 +177,12 @@ async def test_stop_ends_what_runs_and_closes_the_executor() -> None:
 async def test_a_step_that_hangs_is_seen() -> None:
     executor = FakeExecutor(gate=threading.Semaphore(0))
     async with running(executor) as loop:
-        assert loop.stalled_s() == 0
+        assert loop.busy_since is None
         loop.generate(request("a", max_tokens=2))
-        await until(lambda: loop.stalled_s() > 0.01)
+        await until(lambda: loop.busy_since is not None and loop.now() > loop.busy_since + 0.01)
         assert executor.gate is not None
         executor.gate.release(2)
-        await until(lambda: loop.stalled_s() == 0)
+        await until(lambda: loop.busy_since is None)
 
 
 async def test_each_step_wakes_the_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:

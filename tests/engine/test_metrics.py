@@ -88,6 +88,15 @@ def test_what_is_told_is_what_is_known(accept: str) -> None:
     assert (found["engine_step_gap_seconds_bucket2e-06"], found["engine_step_gap_seconds_bucket4e-06"]) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    "accept", ["application/openmetrics-text; version=new", "text/plain; version=1.x", ";", "a=b;="]
+)
+def test_who_asks_for_a_format_that_nobody_knows_gets_plain_text(accept: str) -> None:
+    body, media_type = exposition(report(), measured(), accept)
+    assert media_type.startswith("text/plain")
+    assert b"engine_running 2.0" in body
+
+
 def test_what_was_not_measured_is_not_told() -> None:
     assert not {"engine_susi_ratio", "engine_worker_busy_ratio"} & samples(gauges=Gauges()).keys()
 

@@ -58,12 +58,13 @@ except StartError as error:
 """
 
 
-def ask(url: str) -> None:
-    with suppress(httpx.HTTPError):
-        httpx.post(f"{url}/v1/chat/completions", json=CHAT, timeout=60)
+def ask(url: str, said: list[str]) -> None:
+    body = {**CHAT, "stream": True}
+    with suppress(httpx.HTTPError), httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as answer:
+        said += answer.iter_lines()
 
 
-def test_the_process_of_a_node_whose_executor_hangs_ends_for_its_supervisor() -> None:
+def test_the_process_of_a_node_whose_executor_hangs_tells_who_listens_and_ends_for_its_supervisor() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", PROGRAM, "3"], stdout=pipe, stderr=pipe, text=True) as child:
         try:
@@ -71,11 +72,15 @@ def test_the_process_of_a_node_whose_executor_hangs_ends_for_its_supervisor() ->
             assert child.stderr is not None
             url = child.stdout.readline().split()[-1]
             assert child.stdout.readline().startswith("ready")
-            asking = threading.Thread(target=ask, args=(url,))
+            said: list[str] = []
+            asking = threading.Thread(target=ask, args=(url, said))
             asking.start()
             assert child.wait(60) == STALLED
             assert "the engine got nothing done" in child.stderr.read()
             asking.join()
+            events = [line for line in said if line.startswith("data: ")]
+            assert '"delta"' in events[0]
+            assert '"code":"engine_failed"' in events[-1], "who listens is told, and not cut off"
         finally:
             child.kill()
 

@@ -223,6 +223,25 @@ def test_a_file_of_something_else_is_left_as_it_is(path: Path) -> None:
     assert path.read_bytes() == bytes(64) + b"a disk image"
 
 
+def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, Path("/dev/null"), tmp_path):
+        with pytest.raises(StoreError, match="is no regular file: name another --kv-store"):
+            BlockStore(place, size_of(8), numerics="bits", block_bytes=BLOCK)
+
+
+def test_a_place_that_cannot_lock_a_file_is_not_taken_for_another_nodes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("engine.store.fcntl.flock", no_locks)
+    with pytest.raises(StoreError, match=r"cannot be locked \(No locks available\)"):
+        BlockStore(path, size_of(8), numerics="bits", block_bytes=BLOCK)
+
+
 def test_a_place_that_cannot_be_written_and_a_size_too_small_are_told(tmp_path: Path, path: Path) -> None:
     with pytest.raises(StoreError, match="No such file or directory: name another --kv-store"):
         BlockStore(tmp_path / "no" / "kv", size_of(8), numerics="bits", block_bytes=BLOCK)

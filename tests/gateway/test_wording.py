@@ -21,6 +21,7 @@ MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
         b"{",
         b"[]",
         b"{" + MESSAGES + b"}",
+        b'{"model":"\xff",' + MESSAGES + b"}",
         b'{"model":5,' + MESSAGES + b"}",
         b'{"model":"",' + MESSAGES + b"}",
         b'{"model":"m","stream":"yes",' + MESSAGES + b"}",

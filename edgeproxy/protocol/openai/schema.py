@@ -46,10 +46,19 @@ def parse_json(body: bytes) -> dict[str, Any]:
     try:
         value: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise invalid(f"The body is not valid UTF-8 JSON: {error}.", code="invalid_json") from error
+        raise invalid(f"The body is not valid UTF-8 JSON: {_cause(body, error)}.", code="invalid_json") from error
     if not isinstance(value, dict):
         raise invalid(f"The body is {kind_of(value)}: send a JSON object.", code="invalid_json")
     return value
+
+
+def _cause(body: bytes, error: orjson.JSONDecodeError) -> str:
+    """The parser says of bytes that are no UTF-8 neither where they stand nor that it is they."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as found:
+        return f"the byte 0x{body[found.start]:02x} at offset {found.start} is no part of a UTF-8 character"
+    return str(error)
 
 
 def chat_request(body: Json) -> ChatRequest:

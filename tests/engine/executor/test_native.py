@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -336,3 +338,21 @@ def test_workers_tell_the_time_that_each_has_computed(tiny_path: Path) -> None:
     executor.close()
     with pytest.raises(RuntimeError, match="closed"):
         executor.worker_seconds()
+
+
+def test_page_faults_are_those_of_its_own_threads(tiny_path: Path) -> None:
+    pages = 4096  # more than the executor has of its own
+    executor = make_native(tiny_path, threads=2)
+    drive = Driver(executor)
+    drive.prefill(PROMPT, blocks=blocks_for(150))
+    before = executor.page_faults()
+    mine = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        memory[:: mmap.PAGESIZE] = bytes(pages)
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt >= mine + pages
+    assert before <= executor.page_faults() < before + pages
+    before = executor.page_faults()
+    executor.release()
+    drive.prefill(PROMPT, blocks=blocks_for(150))
+    assert executor.page_faults() > before

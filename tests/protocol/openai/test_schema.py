@@ -360,6 +360,13 @@ def test_a_body_that_is_no_json_object_is_refused(raw: bytes) -> None:
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
+def test_bytes_that_are_no_utf_8_are_told_with_their_place() -> None:
+    with pytest.raises(ApiError, match=r"UTF-8 JSON: the byte 0xff at offset 10 is no part of a UTF-8 character\.$"):
+        parse_json(b'{"model":"\xff"}')
+    with pytest.raises(ApiError, match="surrogate"):
+        parse_json(b'{"model":"\\ud800"}')
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
