@@ -7,8 +7,8 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -22,6 +22,7 @@ from edgeproxy.protocol.node.report import (
     NodeState,
     encode_tokens,
 )
+from edgeproxy.protocol.node.request import Terms
 from edgeproxy.protocol.node.request import decode as request_terms
 from edgeproxy.protocol.node.resume import FIELD, STREAM_HEADER, Resume, decode_resume
 from edgeproxy.protocol.openai.chat import model_list, model_view
@@ -35,7 +36,7 @@ from engine.answering import Notes, Stream, whole
 from engine.chat import answer_id, created
 from engine.feed import READERS, TooManyReaders
 from engine.hosts import Hosts
-from engine.http import JSON, ClientGone, Exchange, Headers, Receive, Scope, Send
+from engine.http import JSON, Bodies, ClientGone, Exchange, Headers, Receive, Scope, Send
 from engine.kinds import CHAT, Kind
 from engine.node import Node
 from engine.orca import FORMAT_HEADER, load_metrics
@@ -62,6 +63,8 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 class ApiLimits(NamedTuple):
     body_bytes: int = 8 * 2**20
+    bodies_bytes: int = 256 * 2**20
+    """Of all requests together, to the end of their answers."""
     requests: int = 512
     """Requests handled at the same time, running and waiting ones."""
 
@@ -87,6 +90,7 @@ class NodeApp:
         self._token = token
         self._limits = limits or ApiLimits()
         self._clock = clock
+        self._bodies = Bodies(self._limits.bodies_bytes)
         self._started_at = created()
         self.busy = 0
         """Requests that are being answered."""
@@ -248,10 +252,11 @@ class NodeApp:
         await self._generate(exchange, COMPLETIONS)
 
     async def _generate(self, exchange: Exchange, kind: Kind) -> None:
-        if self.busy > self._limits.requests:
-            raise too_many(self._limits.requests, "requests open", "too_many_requests")
         terms = request_terms(exchange.field)
-        value = parse_json(await exchange.json_body(self._limits.body_bytes))
+        async with self._posted(exchange) as value:
+            await self._generated(exchange, kind, terms, value)
+
+    async def _generated(self, exchange: Exchange, kind: Kind, terms: Terms, value: dict[str, Any]) -> None:
         resume = _resume(value.pop(FIELD, None))
         request = kind.read(value)
         if resume is not None and not request.stream:
@@ -295,23 +300,31 @@ class NodeApp:
         from engine.tokens import tokenized
 
         terms = request_terms(exchange.field)
-        value = await self._tokens_request(exchange)
-        await exchange.respond(200, await tokenized(value, self._node.chat(), terms.salt))
+        async with self._posted(exchange) as value:
+            self._check_tokens_model(value)
+            await exchange.respond(200, await tokenized(value, self._node.chat(), terms.salt))
 
     async def _detokenize(self, exchange: Exchange) -> None:
         from engine.tokens import detokenized
 
-        value = await self._tokens_request(exchange)
-        await exchange.respond(200, detokenized(value, self._node.chat()))
+        async with self._posted(exchange) as value:
+            self._check_tokens_model(value)
+            await exchange.respond(200, detokenized(value, self._node.chat()))
 
-    async def _tokens_request(self, exchange: Exchange) -> dict[str, Any]:
-        value = parse_json(await exchange.json_body(self._limits.body_bytes))
+    def _check_tokens_model(self, value: dict[str, Any]) -> None:
         if value.get("model") is None:
             value["model"] = self._node.model
         if not isinstance(value["model"], str):
             raise invalid("'model' must be a string.", "model", "invalid_type")
         self._check_model(value["model"])
-        return value
+
+    @asynccontextmanager
+    async def _posted(self, exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
+        """The object that a request brings; there is room for it until it is answered. Raises ApiError, ClientGone."""
+        if self.busy > self._limits.requests:
+            raise too_many(self._limits.requests, "requests open", "too_many_requests")
+        with self._bodies.room() as take:
+            yield parse_json(await exchange.json_body(self._limits.body_bytes, take))
 
     def _notes(self, exchange: Exchange, choices: Choices, resume: Resume | None) -> Notes | None:
         """Where the proxy asks for them: a seed and token ids tell more of a text than its client is to know."""

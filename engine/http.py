@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from edgeproxy.protocol.openai.bodies import compressed, not_json, too_large
 from edgeproxy.protocol.openai.errors import ApiError
+from engine.refusals import too_many
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -20,6 +21,32 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 JSON: Headers = ((b"content-type", b"application/json"),)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
+
+
+class Bodies:
+    """What the bodies of all requests that are being answered take together."""
+
+    def __init__(self, most: int) -> None:
+        """most: bytes."""
+        self._most = most
+        self.held = 0
+
+    @contextmanager
+    def room(self) -> Iterator[Callable[[int], None]]:
+        """Of one request: to be called with each piece's bytes, which raises ApiError 429 where there is no room."""
+        taken = 0
+
+        def take(nbytes: int) -> None:
+            nonlocal taken
+            if self.held + nbytes > self._most:
+                raise too_many(self._most, "bytes of request bodies", "too_many_requests")
+            taken += nbytes
+            self.held += nbytes
+
+        try:
+            yield take
+        finally:
+            self.held -= taken
 
 
 class ClientGone(Exception):
@@ -59,8 +86,8 @@ class Exchange:
         """None where it is absent, which an empty one is not."""
         return self._headers.get(name)
 
-    async def json_body(self, limit: int) -> bytes:
-        """Raises ApiError 415 or 413, ClientGone."""
+    async def json_body(self, limit: int, take: Callable[[int], None]) -> bytes:
+        """take: room for all bodies. Raises ApiError 415, 413 or what `take` does, ClientGone."""
         media, _, parameters = self.header(b"content-type").partition(b";")
         charset = parameters.strip().lower()
         if media.strip().lower() != b"application/json" or charset not in (b"", b"charset=utf-8", b'charset="utf-8"'):
@@ -75,9 +102,11 @@ class Exchange:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            body += message.get("body", b"")
-            if len(body) > limit:
+            piece = message.get("body", b"")
+            if len(body) + len(piece) > limit:
                 raise too_large(limit, closes=True)
+            take(len(piece))
+            body += piece
             if not message.get("more_body", False):
                 return bytes(body)
 

@@ -232,6 +232,22 @@ async def test_too_many_open_requests_are_refused(tokenizer: Tokenizer, chat_tem
         assert (await first.done()).status == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+async def test_all_bodies_together_have_a_limit(tokenizer: Tokenizer, chat_template: ChatTemplate, path: str) -> None:
+    gate = threading.Semaphore(0)
+    limits = ApiLimits(bodies_bytes=1000)
+    async with serving(executor(tokenizer, gate=gate), tokenizer, chat_template, limits=limits) as served:
+        first = chat_call(served.app, content="a" * 500)
+        await until(lambda: served.engine.live == 1)
+        body = orjson.dumps({"prompt": "a" * 600})
+        refused = await Call(served.app, "POST", path, pieces=[body[:400], body[400:]]).done()
+        assert (refused.status, refused.json()["error"]["code"]) == (429, "too_many_requests")
+        assert refused.headers[b"retry-after"]
+        gate.release(100)
+        assert (await first.done()).status == 200
+        assert (await chat_call(served.app, content="a" * 900).done()).status == 200, "there is room again"
+
+
 async def test_a_message_that_the_template_refuses_is_a_400(tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
     async with serving(executor(tokenizer), tokenizer, template) as served:

@@ -162,6 +162,7 @@ async def test_rehearsals_neither_put_sleep_off_nor_end_it(text: Text) -> None:
         await rehearsal._round()
         assert not loop.sleeping
         await all_of(loop.generate(request("a")))
+        await until(lambda: not loop._asked)  # it rests from now on
         times[0] += 3500
         await rehearsal._round()
         assert not loop.sleeping
@@ -183,7 +184,7 @@ async def test_rehearsals_neither_put_sleep_off_nor_end_it(text: Text) -> None:
 
 async def test_a_node_that_nobody_can_ask_yet_does_not_sleep(text: Text) -> None:
     """Where the rehearsal comes before the node is ready, however long it takes."""
-    times = itertools.count(step=50)
+    times = itertools.count(step=200)
     async with running(FakeExecutor(built_for=LIMITS), sleep_s=3600.0, clock=lambda: float(next(times))) as loop:
         rehearsal = Rehearsal(loop, text)
         await rehearsal.run(alone=True)

@@ -7,7 +7,7 @@ from typing import Any
 NODE_CODES = frozenset({
     "aborted", "array_above_max_length", "cannot_resume", "context_length_exceeded",
     "decimal_above_max_value", "decimal_below_min_value", "empty_array",
-    "empty_string", "engine_failed", "headers_too_large", "insufficient_quota", "integer_above_max_value",
+    "empty_string", "engine_failed", "insufficient_quota", "integer_above_max_value",
     "integer_below_min_value", "internal_error", "invalid_api_key", "invalid_json",
     "invalid_messages",
     "invalid_parameter_combination", "invalid_type", "invalid_value", "latency_budget_exceeded",
