@@ -356,3 +356,4 @@ def test_page_faults_are_those_of_its_own_threads(tiny_path: Path) -> None:
     executor.release()
     drive.prefill(PROMPT, blocks=blocks_for(150))
     assert executor.page_faults() > before
+    executor.close()
