@@ -153,22 +153,31 @@ class Plan:
 
 def in_turn(decision: Decision[Node], now: float) -> Iterator[Node]:
     """The first choice, then the best of each region that has not been tried, then the rest: what fails a request is
-    seldom one node's own, and a region that dies takes all its nodes along. Unfit nodes stay last; after them come
-    those that have been down and up again since `now`, the time of the decision."""
+    seldom one node's own, and a region that dies takes all its nodes along. Where all connections are taken it would
+    stand in line, so such nodes come after the others. Unfit nodes stay last; after them come those that have been down
+    and up again since `now`, the time of the decision."""
     first = decision.first
     if first is None:
         return
-    yield first
+    full: list[Node] = []
+    tried: set[str] = set()
+    if first.pool.full:
+        full.append(first)
+    else:
+        tried.add(first.region)
+        yield first
     others, fit = decision.candidates[1:], max(decision.healthy - 1, 0)
-    tried = {first.region}
     later: list[Node] = []
     for node in others[:fit]:
-        if node.region in tried or node.standby:
+        if node.pool.full:
+            full.append(node)
+        elif node.region in tried or node.standby:
             later.append(node)
         else:
             tried.add(node.region)
             yield node
     yield from later
+    yield from full
     yield from others[fit:]
     for node in decision.candidates:
         if node.ready and node.ready_since > now:

@@ -83,6 +83,11 @@ class Pool:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def full(self) -> bool:
+        """A request would have to stand in line for a connection."""
+        return not self._idle and self._full()
+
     async def request(
         self,
         method: bytes,

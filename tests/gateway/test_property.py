@@ -49,6 +49,8 @@ class ScriptedResponse:
 class ScriptedPool:
     """Answers with the same pieces whoever asks."""
 
+    full = False
+
     def __init__(self, pieces: Iterable[bytes | None]) -> None:
         self._pieces = [piece for piece in pieces if piece != b""]
         self.given: list[ScriptedResponse] = []

@@ -16,6 +16,7 @@ from edgeproxy.gateway.plan import Plan
 from edgeproxy.gateway.route import Router
 from edgeproxy.observe.fleet import PATTERN_MODEL
 from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.upstream.h1 import PoolLimits
 from edgeproxy.upstream.node import Fleet
 from tests.gateway.drive import ask, chat, edge
 
@@ -57,6 +58,25 @@ async def test_unfit_nodes_come_last() -> None:
     names = [node.name for node in plan(Router(nodes, Random(1))).in_turn(0.0)]
     assert names[0] == "a-1"
     assert set(names[-3:]) == {"a-0", "b-0", "b-1"}
+
+
+@pytest.mark.parametrize(
+    ("full", "order"),
+    [({"a-0"}, ["a-1", "b", "c", "b", "c", "a-0"]), ({"a-0", "a-1"}, ["b", "c", "b", "c", "a", "a"])],
+    ids=["one", "all of the region"],
+)
+async def test_where_all_connections_are_taken_nobody_stands_in_line_while_others_have_some(
+    full: set[str], order: list[str]
+) -> None:
+    nodes = fleet(3)
+    for node in nodes.nodes:
+        if node.name.endswith("2"):
+            node.down("unfit nodes stay last")
+        if node.name in full:
+            node.pool._limits = PoolLimits(connections=0)
+    found = [node.name for node in plan(Router(nodes, Random(1))).in_turn(0.0)]
+    assert [name[: len(wanted)] for name, wanted in zip(found, order, strict=False)] == order
+    assert {name[-1] for name in found[len(order) :]} == {"2"}
 
 
 async def test_a_node_that_died_and_came_back_during_the_request_is_tried_again() -> None:
