@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edgeproxy.protocol.node.resume import Resume, encode_note
@@ -72,18 +73,18 @@ class Stream:
         self._resume = resume
         self._begun = set(range(choices.count)) if resume is not None else set[int]()
 
-    async def send(self, exchange: Exchange, headers: Headers, first: tuple[int, Piece]) -> None:
-        """Headers and all events. Status and headers waited for the first piece, so that a refusal has its own."""
-        await exchange.start(200, headers)
-        index, piece = first
-        while True:
-            events = self._events(index, piece)
-            if self._choices.done:
-                break
+    async def send(
+        self, exchange: Exchange, headers: Headers, first: tuple[int, Piece], late: Callable[[], Headers]
+    ) -> None:
+        """Headers and all events. Status and headers waited for the first piece, so that a refusal has its own. `late`:
+        of the headers what is told when all else is done, for it tells how long that took."""
+        events = self._events(*first)
+        await exchange.start(200, headers, late)
+        while not self._choices.done:
             if events:
                 await exchange.write(events, more=True)
             try:
-                index, piece = await self._choices.next()
+                events = self._events(*await self._choices.next())
             except ApiError as error:
                 exchange.failure = error
                 await exchange.write(error_event(error), more=False)

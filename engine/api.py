@@ -284,7 +284,7 @@ class NodeApp:
         told = request.top_logprobs is not None
         if not request.stream:
             first = await choices.next()
-            headers = (*JSON, *self._answer_headers(exchange, request, choices))
+            headers = (*JSON, *self._answer_headers(exchange, request, choices), *self._terms(exchange, choices))
             form = kind.whole(name, created(), request.model, self._node.numerics)
             await exchange.respond(200, await whole(choices, first, form, told=told), headers)
             return
@@ -294,7 +294,8 @@ class NodeApp:
         stream = Stream(choices, events, told=told, notes=notes, resume=resume)
         first = await choices.next()
         exchange.siblings = choices.siblings
-        await stream.send(exchange, (*STREAM, *self._answer_headers(exchange, request, choices)), first)
+        headers = (*STREAM, *self._answer_headers(exchange, request, choices))
+        await stream.send(exchange, headers, first, lambda: self._terms(exchange, choices))
 
     async def _tokenize(self, exchange: Exchange) -> None:
         from engine.tokens import tokenized
@@ -341,15 +342,19 @@ class NodeApp:
         if answer.prefix is not None:
             fields += ((PREFIX_HEADER, answer.prefix.encode()),)
         usage = answer.usage()
-        fields += ((TOKENS_HEADER, encode_tokens(usage.prompt, usage.cached)),)
+        return (*fields, (TOKENS_HEADER, encode_tokens(usage.prompt, usage.cached)))
+
+    def _terms(self, exchange: Exchange, choices: Choices) -> Headers:
+        """Where the time to the first token went, up to now."""
+        answer = choices.first
         timing = answer.timing
         if timing is None:
-            return fields
+            return ()
         parse_s = answer.submitted - exchange.arrived
         first_s = max(0.0, self._clock() - answer.submitted - timing.queue_s - timing.prefill_s)
         terms = {"parse": parse_s, "queue": timing.queue_s, "prefill": timing.prefill_s, "first": first_s}
         value = ", ".join(f"{term};dur={seconds * 1000:.3f}" for term, seconds in terms.items())
-        return (*fields, (TIMING_HEADER, value.encode()))
+        return ((TIMING_HEADER, value.encode()),)
 
 
 def _resume(value: Any) -> Resume | None:

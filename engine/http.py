@@ -132,10 +132,13 @@ class Exchange:
         await self.start(status, (*headers, (b"content-length", str(len(body)).encode())))
         await self.write(b"" if self.method == "HEAD" else body, more=False)
 
-    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    async def start(
+        self, status: int, headers: Iterable[tuple[bytes, bytes]], late: Callable[[], Headers] = tuple
+    ) -> None:
+        """`late`: asked for after all others."""
         self.started = True
         always = ((b"x-request-id", self.request_id), *self._always(self))
-        await self._told({"type": "http.response.start", "status": status, "headers": [*headers, *always]})
+        await self._told({"type": "http.response.start", "status": status, "headers": [*headers, *always, *late()]})
 
     async def write(self, body: bytes, *, more: bool) -> None:
         await self._told({"type": "http.response.body", "body": body, "more_body": more})

@@ -131,7 +131,7 @@ async def _until_content(
     recent: deque[Event] = deque(maxlen=KEPT_EVENTS)
     if not readable:
         held = await response.read()
-        call.first_at = monotonic()
+        call.first_at = response.heard_at
         return Begun(response, headers, held, [], None, recent)
     parser, events, size, chunks = SseParser(), list[Event](), 0, 0
     while data := await response.read():
@@ -156,7 +156,7 @@ async def _until_content(
                 chunks += is_chunk(value)
                 shown = has_content(value)
         if shown:
-            call.first_at = monotonic()
+            call.first_at = response.heard_at
             return Begun(response, headers, b"", events, parser, recent)
         if size > MAX_HELD_BYTES:
             raise _malformed("the node sent too much before its first content")

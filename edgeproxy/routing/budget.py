@@ -36,9 +36,9 @@ class Ledger(NamedTuple):
     """On the node, before the first prefill step."""
     prefill: float | None = None
     first: float | None = None
-    """On the node, the first decode step."""
+    """On the node, the first decode step, and what it takes to tell what came of it."""
     relay: float | None = None
-    """In this proxy, from reading the first content to its being in the hands of the client's transport. Not known of
+    """In this proxy, from the first content's bytes to their being in the hands of the client's transport. Not known of
     an answer that is not streamed, nor yet on the answer's own header, which goes out with that content."""
     unexplained: float | None = None
     """What is left of the total once all other terms are taken off: on a foreign node, all that happens there."""

@@ -182,6 +182,7 @@ class Connection(asyncio.Protocol):
         now = monotonic()
         if not response.first_byte_at:
             response.first_byte_at = now
+        response.heard_at = now
         self.deadline = now + self._limits.stall_s
         self._owner.heard_at = now
         self._overhead += len(data)

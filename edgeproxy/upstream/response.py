@@ -65,6 +65,7 @@ class Response:
         "complete",
         "first_byte_at",
         "headers",
+        "heard_at",
         "replaceable",
         "reused",
         "sent_at",
@@ -80,6 +81,8 @@ class Response:
         self.sent_at = monotonic()
         """When the request was handed to the kernel. Event-loop time, but finer than uvloop's milliseconds."""
         self.first_byte_at = 0.0
+        self.heard_at = 0.0
+        """When the last bytes were here; who reads them comes later."""
         self._connection = connection
         self._loop = loop
         self._chunks: list[bytes] = []

@@ -138,6 +138,9 @@ async def test_server_timing_splits_the_whole_way(
     terms = [term.split(";dur=") for term in call.headers[b"server-timing"].decode().split(", ")]
     assert [name for name, _ in terms] == ["parse", "queue", "prefill", "first"]
     assert all(float(value) >= 0 for _, value in terms)
+    if stream:  # told when all else of the head is done, the report too
+        handled = report.decode(call.headers[report.REPORT_HEADER]).handling_s
+        assert sum(float(value) for _, value in terms) / 1e3 >= handled - 3e-6, "but for what rounding takes"
 
 
 async def test_names_that_the_template_cannot_show_are_told_of(

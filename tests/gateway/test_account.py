@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import sleep
 
 import pytest
 
 from edgeproxy.access.keys import Keys, generate_key
 from edgeproxy.config import GatewayLimits
+from edgeproxy.gateway import attempt
 from edgeproxy.gateway.account import ending_of, ending_of_stream
-from edgeproxy.protocol.openai.sse import SseParser
+from edgeproxy.protocol.openai.sse import SseParser, has_content
 from edgeproxy.routing.budget import Ledger
 from tests.fake_behaviours import BEHAVIOURS
 from tests.gateway.drive import Exchange, ask, chat, edge
@@ -76,6 +78,22 @@ async def test_the_budget_counts_the_way_to_the_client(tmp_path: Path) -> None:
         assert 'edgeproxy_budget_total{outcome="over"} 1.0' in text
         assert 'edgeproxy_first_token_seconds_bucket{le="10.0",region="near"} 0.0' in text
         assert 'gen_ai_server_time_to_first_token_seconds_bucket{gen_ai_request_model="ok",le="10.0"} 1.0' in text
+
+
+async def test_what_reading_the_first_content_takes_is_the_proxys_own_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took = 0.02
+
+    def slow(value: object) -> bool:
+        sleep(took)
+        return has_content(value)
+
+    monkeypatch.setattr(attempt, "has_content", slow)
+    async with edge(tmp_path) as e:
+        assert (await ask(e.app, chat("ok", stream=True))).status == 200
+        (record,) = e.lines.requests
+        assert record["relay_s"] >= took
 
 
 async def test_an_answer_that_is_not_streamed_has_no_relay(tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ async def test_close_aborts_an_unfinished_answer_and_only_that() -> None:
 
 async def test_the_clocks_of_a_response_are_in_order() -> None:
     response = await Bench().ask(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-    assert 0 < response.sent_at <= response.first_byte_at
+    assert 0 < response.sent_at <= response.first_byte_at <= response.heard_at
 
 
 @pytest.mark.parametrize(
