@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgeproxy.observe.burn import Burn
@@ -13,6 +15,7 @@ from edgeproxy.observe.fleet import NodeView
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.observe.requests import FIRST_TOKEN_EDGES
+from edgeproxy.protocol.node.instruments import Gpu, Instruments, Link
 from edgeproxy.protocol.node.report import NodeReport, NodeState
 from edgeproxy.routing.budget import BUDGET_S
 from tests.observe.records import record
@@ -68,6 +71,66 @@ def test_share_within_the_budget_is_exact() -> None:
     assert abs(found[f"{name}_sum", (("region", "near"),)] - 99.4501) < 1e-9
 
 
+def test_a_bucket_of_first_tokens_names_the_last_request_that_fell_into_it() -> None:
+    metrics = Metrics("1", list)
+    waits = {"a": 0.03, "b": 0.035, "c": 9.0}
+    metrics.recorded([record(request_id=name, first_token_s=seconds, total_s=9.5) for name, seconds in waits.items()])
+    text, kind = metrics.exposition("application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text")
+    for name in ("edgeproxy_first_token_seconds", "gen_ai_server_time_to_first_token_seconds"):
+        (family,) = [one for one in openmetrics(text.decode()) if one.name == name]  # type: ignore[no-untyped-call]
+        found = {sample.labels["le"]: sample.exemplar for sample in family.samples if sample.exemplar is not None}
+        assert {edge: one.labels for edge, one in found.items()} == {
+            "0.04": {"request_id": "b"},
+            "10.0": {"request_id": "c"},
+        }
+        assert found["0.04"].value == 0.035
+    assert b"request_id" not in metrics.exposition()[0], "Prometheus' own text has no place for them"
+
+
+def test_requests_are_counted_by_what_became_of_them() -> None:
+    metrics = Metrics("1", list, connections={"accepted": 3})
+    metrics.recorded(
+        [
+            record(protocol="h3", reason="faster", expected_s=0.1, shown_s=0.125, cached_tokens=40, hold_s=0.01),
+            record(first_token_s=0.9),
+            record(protocol="h1", first_token_s=None, status=404, code="model_not_found", reason=None, region=None),
+        ]
+    )
+    metrics.resumed("exact")
+    metrics.hedged("won")
+    found = samples(metrics)
+    for name, label, value, count in (
+        ("decisions_total", "reason", "faster", 1),
+        ("decisions_total", "reason", "home", 1),
+        ("requests_by_protocol_total", "protocol", "h1", 1),
+        ("requests_by_protocol_total", "protocol", "h2", 1),
+        ("errors_total", "code", "model_not_found", 1),
+        ("budget_total", "outcome", "within", 1),
+        ("budget_total", "outcome", "over", 1),
+        ("resumes_total", "outcome", "exact", 1),
+        ("hedges_total", "outcome", "won", 1),
+        ("connections_total", "outcome", "accepted", 3),
+        ("term_seconds_sum", "term", "hold", 0.01),
+        ("forecast_error_seconds_sum", "region", "near", 0.025),
+        ("forecast_error_ratio_sum", "region", "near", 0.2),
+    ):
+        assert found[f"edgeproxy_{name}", ((label, value),)] == pytest.approx(count), name
+    tokens = {kind: found["edgeproxy_tokens_total", (("kind", kind), ("model", "m"))] for kind in ("input", "cached")}
+    assert tokens == {"input": 100, "cached": 40}, "of answers"
+    model = (("gen_ai_request_model", "m"),)
+    assert found["gen_ai_server_time_per_output_token_seconds_count", model] == 2
+    assert found["gen_ai_server_request_duration_seconds_sum", model] == pytest.approx(1.2)
+
+
+def test_when_the_certificate_ends_and_that_files_cannot_be_used_are_told() -> None:
+    status = ReloadStatus(0.0, failures=1, error="regions.yaml: unknown key", certificate_not_after=1_760_000_000.0)
+    found = samples(Metrics("1", list, status))
+    assert found["edgeproxy_certificate_not_after_seconds", ()] == 1_760_000_000.0
+    assert found["edgeproxy_config_stale", ()] == 1
+    assert found["edgeproxy_config_reloads_total", (("outcome", "refused"),)] == 1
+
+
 def test_own_time_is_a_histogram() -> None:
     metrics = Metrics("1", list)
     metrics.recorded([record(edge_s=0.00009), record(edge_s=1.0), record(edge_s=None)])
@@ -97,6 +160,31 @@ def test_what_to_scale_by_is_told_where_a_node_reports_it() -> None:
     assert found["edgeproxy_node_waiting_tokens", idle] == 0
     assert ("edgeproxy_node_prefill_tokens_per_second", idle) not in found
     assert not [name for name, labels in found if ("node", "b-1") in labels and "waiting" in name]
+
+
+def test_what_nodes_measure_is_told_with_their_names_and_nothing_of_those_that_do_not_tell() -> None:
+    gpu = Gpu(failed=True, link=Link(4, 8), possible=Link(5, 16))
+    measured = Instruments(susi=0.9, gap_p99_s=0.004, generated_tokens=12, aborts=0, gpu=gpu)
+    report = NodeReport(NodeState.READY, "m", "n", 1, 2, 3000, 100, 50, 25, 16, 1000.0, 1.0, 1, 0.0)
+    nodes = [replace(node("a-1", "a", 0.01), report=report, instruments=measured), node("b-1", "b", 0.02)]
+    found = samples(Metrics("1", lambda: nodes))
+    place = (("node", "a-1"), ("region", "a"))
+    for name, value in (
+        ("running", 1),
+        ("waiting", 2),
+        ("kv_used_ratio", 0.25),
+        ("susi_ratio", 0.9),
+        ("step_gap_p99_seconds", 0.004),
+        ("generated_tokens_total", 12),
+        ("aborts_total", 0),
+        ("gpu_fault", 1),
+    ):
+        assert found[f"edgeproxy_node_{name}", place] == value, name
+    links = {labels[2][1]: value for (name, labels), value in found.items() if name == "edgeproxy_node_gpu_pcie_lanes"}
+    assert links == {"seen": 8, "possible": 16}
+    silent = {name for name, labels in found if ("node", "b-1") in labels}
+    assert silent == {"edgeproxy_in_flight", "edgeproxy_node_ready", "edgeproxy_node_silences_total"}
+    assert ("edgeproxy_node_preemptions_total", place) not in found
 
 
 def test_two_proxies_in_one_process_do_not_share_counts() -> None:
