@@ -5,7 +5,8 @@
 .venv/bin/python scripts/bench/cold_start.py -- llama-server -m MODEL.gguf --port 18000   # any other server
 
 The image is packed, the page cache hot and the .pyc files written: one start that does not count comes first. `CPU` is
-what the node's process had used by then; it is less disturbed by what else the machine does than the time is.
+what the node's process had used by then, and of that its main thread, where modules are loaded; both are less disturbed
+by what else the machine does than the time is.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Start:
     content: float
     cpu: float
     """Of the node's process, all threads."""
+    main: float
+    """Of its main thread alone."""
     phases: str
     """The node's own account."""
 
@@ -48,10 +51,9 @@ def measure(command: list[str], port: int, model: str) -> Start:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         try:
             connected, answered, content = first_content(port, request(port, model), child)
-            cpu = cpu_seconds(child.pid)
-            return Start(
-                *(round(1000 * (at - began), 2) for at in (connected, answered, content)), 1000 * cpu, phases(child)
-            )
+            cpu, main = cpu_seconds(child.pid), main_seconds(child.pid)
+            times = (connected - began, answered - began, content - began, cpu, main)
+            return Start(*(round(1000 * seconds, 2) for seconds in times), phases(child))
         finally:
             child.kill()
 
@@ -107,6 +109,11 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def main_seconds(pid: int) -> float:
+    """CPU time of a process's first thread (Documentation/scheduler/sched-stats.rst)."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 def phases(child: subprocess.Popen[str]) -> str:
     """From the line that a node of ours prints when it is ready."""
     assert child.stdout is not None
@@ -143,10 +150,11 @@ def main() -> None:
     starts = []
     for _ in range(args.runs):
         starts.append(measure(command, port, args.model_id))
-        print(f"{starts[-1].content:8.1f} ms  CPU {starts[-1].cpu:6.0f} ms  {starts[-1].phases}", flush=True)
+        last = starts[-1]
+        print(f"{last.content:8.1f} ms  CPU {last.cpu:6.0f}, main {last.main:6.1f} ms  {last.phases}", flush=True)
     medians = {
         name: statistics.median(getattr(start, name) for start in starts)
-        for name in ("connected", "answered", "content", "cpu")
+        for name in ("connected", "answered", "content", "cpu", "main")
     }
     print("medians: " + ", ".join(f"{name} {value:.1f} ms" for name, value in medians.items()))
     if args.out:
