@@ -175,13 +175,13 @@ class NodeApp:
         await exchange.respond(200, orjson.dumps(document()))
 
     async def _health(self, exchange: Exchange) -> None:
-        if not self._node.alive:
-            raise ApiError(503, f"This node is {self._node.state} or hangs in a step.", code="node_dead")
+        self._node.check_alive()
         await exchange.respond(200, b'{"status":"alive"}')
 
     async def _ready(self, exchange: Exchange) -> None:
-        if self._node.state is not NodeState.READY or not self._node.alive:
+        if self._node.state is not NodeState.READY:
             raise ApiError(503, f"This node is {self._node.state}{self._node.why}.", code=f"node_{self._node.state}")
+        self._node.check_alive()
         await exchange.respond(200, b'{"status":"ready"}')
 
     async def _status(self, exchange: Exchange) -> None:

@@ -68,10 +68,12 @@ class Node:
         """None on the CPU."""
         return self._monitor.view() if self._monitor is not None else None
 
-    @property
-    def alive(self) -> bool:
-        """Whether steps go on, as far as there are any."""
-        return self.state is not NodeState.FAILED and self.stalled_s() <= self._stall_s
+    def check_alive(self) -> None:
+        """Raises ApiError 503 unless steps go on, as far as there are any."""
+        if self.state is NodeState.FAILED:
+            raise ApiError(503, "This node's engine has failed; its log says why.", code="node_dead")
+        if (stalled_s := self.stalled_s()) > self._stall_s:
+            raise ApiError(503, f"This node hangs: it got nothing done for {stalled_s:.1f} s.", code="node_dead")
 
     def stalled_s(self) -> float:
         """How long the engine has got nothing done, as far as it could. To be asked again within half of `stall_s`."""

@@ -164,7 +164,9 @@ async def test_a_node_that_gets_nothing_done_is_neither_alive_nor_ready(
         call = chat_call(served.app)
         await until(lambda: served.node.stalled_s() > 0.01)
         for path in ("/readyz", "/healthz"):
-            assert (await Call(served.app, "GET", path).done()).status == 503
+            dead = await Call(served.app, "GET", path).done()
+            assert (dead.status, dead.json()["error"]["code"]) == (503, "node_dead")
+            assert "This node hangs: it got nothing done for" in dead.json()["error"]["message"]
         gate.release(100)
         assert (await call.done()).status == 200
         await until(lambda: served.node.stalled_s() == 0)
