@@ -9,7 +9,10 @@ from typing import Literal
 
 NodeKind = Literal["native", "vllm", "sglang", "llamacpp", "openai"]
 Arithmetic = Literal["int16", "int8", "float32"]
-KvDtype = Literal["f16", "int8"]
+KvDtype = Literal["f16", "int8", "fp8"]
+Device = Literal["auto", "cpu", "cuda"]
+GpuDtype = Literal["bf16", "f16"]
+GpuWeights = Literal["kept", "dense"]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -43,7 +46,8 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A native node that the proxy starts as its own child process."""
+    """A native node that the proxy starts as its own child process. What stands beside the source are options of
+    `engine serve`, in its words; None: its default."""
 
     source: str
     """Model URI: `package:distribution/file` or a path."""
@@ -51,9 +55,15 @@ class Launch:
     """None: one per core."""
     kv_tokens: int | None = None
     arithmetic: Arithmetic | None = None
-    """None: the engine's default."""
     kv_dtype: KvDtype | None = None
-    """None: the engine's default."""
+    """int8 is the CPU's, fp8 a GPU's."""
+    slots: int | None = None
+    """Most sequences that run at the same time."""
+    step_tokens: int | None = None
+    """Most tokens of a step."""
+    device: Device | None = None
+    gpu_dtype: GpuDtype | None = None
+    gpu_weights: GpuWeights | None = None
     quantum_ms: float | None = None
     max_wait_ms: float | None = None
     """Longest expected wait that it lets a request in with."""

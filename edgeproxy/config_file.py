@@ -12,12 +12,9 @@ import yaml
 
 from edgeproxy.config import (
     Address,
-    Arithmetic,
     Config,
     ConfigError,
     GatewayLimits,
-    KvDtype,
-    Launch,
     Listen,
     NodeConfig,
     NodeKind,
@@ -26,13 +23,12 @@ from edgeproxy.config import (
     RelayConfig,
     Tls,
 )
+from edgeproxy.config_launch import read_launch
 from edgeproxy.config_tree import Place, StrictLoader, kind_of
 
 MAX_FILE_BYTES = 2**20
 _TOP = "listen tls keys hosts budget_ms budgets objective traces_to fallbacks limits regions".split()
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}\*?")
-
-_ADMISSIONS = ("guarantee", "optimistic")
 
 
 def load(path: Path) -> Config:
@@ -170,7 +166,7 @@ def _node(default_name: str, node: Place, price: float | None) -> NodeConfig:
     kind = found["kind"].text() if "kind" in found else "native"
     if kind not in get_args(NodeKind):
         raise found["kind"].error(f"{kind!r} is no kind of node", f"use one of {', '.join(get_args(NodeKind))}")
-    launch = _launch(found["launch"]) if "launch" in found else None
+    launch = read_launch(found["launch"]) if "launch" in found else None
     if launch is not None and kind != "native":
         raise found["launch"].error(f"a {kind} node cannot be launched", "start it yourself, or use `kind: native`")
     models = tuple(_model(item) for item in found["models"].items())
@@ -212,41 +208,6 @@ def _names(node: Place, models: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """`public id: what the node calls it`."""
     found = node.mapping(models)
     return tuple((model, name.text()) for model, name in found.items())
-
-
-def _launch(node: Place) -> Launch:
-    found = node.mapping(
-        (
-            *("source", "threads", "kv_tokens", "arithmetic", "kv_dtype", "quantum_ms", "max_wait_ms"),
-            *("admission", "kv_store", "kv_store_size", "sleep_after"),
-        )
-    )
-    if "source" not in found:
-        raise node.error("has no `source`", "name the model: package:distribution/file, or a path")
-    return Launch(
-        source=found["source"].text(),
-        threads=found["threads"].count(1, 1024) if "threads" in found else None,
-        kv_tokens=found["kv_tokens"].count(64, 2**31) if "kv_tokens" in found else None,
-        arithmetic=_choice(found["arithmetic"], get_args(Arithmetic), "arithmetic of the engine")
-        if "arithmetic" in found
-        else None,
-        kv_dtype=_choice(found["kv_dtype"], get_args(KvDtype), "type of keys and values")
-        if "kv_dtype" in found
-        else None,
-        quantum_ms=found["quantum_ms"].number(0.1, 10_000) if "quantum_ms" in found else None,
-        max_wait_ms=found["max_wait_ms"].number(0, 600_000) if "max_wait_ms" in found else None,
-        admission=_choice(found["admission"], _ADMISSIONS, "way to admit requests") if "admission" in found else None,
-        kv_store=found["kv_store"].text() if "kv_store" in found else None,
-        sleep_after=found["sleep_after"].number(1, 1e9) if "sleep_after" in found else None,
-        kv_store_size=found["kv_store_size"].count(1 << 20, 1 << 50) if "kv_store_size" in found else None,
-    )
-
-
-def _choice(node: Place, names: tuple[Any, ...], what: str) -> Any:
-    name = node.text()
-    if name not in names:
-        raise node.error(f"{name!r} is no {what}", f"use one of {', '.join(names)}")
-    return name
 
 
 def _origin(node: Place, *, launched: bool) -> str:

@@ -32,6 +32,7 @@ ROOMS = [
     "edgeproxy.routing",
     "edgeproxy.protocol",
     "edgeproxy.config_file",
+    "edgeproxy.config_launch",
     "edgeproxy.config_tree",
     "edgeproxy.config",
 ]

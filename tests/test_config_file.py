@@ -92,26 +92,6 @@ def test_a_mistake_is_named_with_file_place_and_remedy(text: str, place: str, re
     assert remedy in message
 
 
-def test_the_type_of_keys_and_values_of_a_launched_node_is_one_that_the_engine_has() -> None:
-    text = "regions: {a: {nodes: [{url: 'http://127.0.0.1:1', models: [m], launch: {source: x, kv_dtype: TYPE}}]}}"
-    launch = parse(text.replace("TYPE", "int8"), PATH).regions[0].nodes[0].launch
-    assert launch is not None
-    assert launch.kv_dtype == "int8"
-    with pytest.raises(ConfigError, match=r"kv_dtype.*'f8' is no type of keys and values; use one of f16, int8"):
-        parse(text.replace("TYPE", "f8"), PATH)
-
-
-def test_the_arithmetic_of_a_launched_node_is_one_that_the_engine_has() -> None:
-    text = (
-        "regions: {a: {nodes: [{url: 'http://127.0.0.1:1', models: [m], launch: {source: x, arithmetic: ARITHMETIC}}]}}"
-    )
-    launch = parse(text.replace("ARITHMETIC", "int8"), PATH).regions[0].nodes[0].launch
-    assert launch is not None
-    assert launch.arithmetic == "int8"
-    with pytest.raises(ConfigError, match=r"arithmetic.*'int4' is no arithmetic of the engine; use one of int16, int8"):
-        parse(text.replace("ARITHMETIC", "int4"), PATH)
-
-
 def test_a_node_may_call_models_otherwise_and_be_allowed_to_continue_texts() -> None:
     node = "{kind: vllm, url: 'http://a:1', models: [m, k], names: {m: org/M}, continue_final_message: true}"
     found = parse(f"regions: {{a: {{nodes: [{node}]}}}}", PATH).regions[0].nodes[0]

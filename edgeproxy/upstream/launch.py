@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from time import monotonic
 
 from edgeproxy.config import Config, ConfigError, NodeConfig
@@ -27,11 +27,6 @@ STOP_S = 2.0
 """From SIGTERM to SIGKILL, all children at once."""
 _LINE_BYTES = 8 * 1024
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.5, 10.0
-_OPTIONS = (
-    *("threads", "kv_tokens", "arithmetic", "kv_dtype", "quantum_ms", "max_wait_ms"),
-    *("admission", "kv_store", "kv_store_size", "sleep_after"),
-)
-"""Of `launch:`, in the words of `engine serve`."""
 _WELL_S = 30.0
 """A child that lived so long starts again without delay."""
 
@@ -250,9 +245,9 @@ def _engine(config: Config, node: NodeConfig, origin: Origin, traces_to: str | N
         )
     arguments = [sys.executable, "-m", "engine", "serve", "--model", launch.source, "--model-id", node.models[0]]
     arguments += ["--host", origin.host, "--port", str(origin.port), "--exit-with-parent"]
-    for option in _OPTIONS:
-        if (value := getattr(launch, option)) is not None:
-            arguments += ["--" + option.replace("_", "-"), str(value)]
+    for field in fields(launch):
+        if field.name != "source" and (value := getattr(launch, field.name)) is not None:
+            arguments += ["--" + field.name.replace("_", "-"), str(value)]
     if traces_to is not None:
         arguments += ["--traces-to", traces_to]
     return Child(node.name, tuple(arguments))

@@ -129,6 +129,13 @@ async def test_what_launch_says_of_the_engine_reaches_it(lines: Lines) -> None:
     )
 
 
+async def test_a_launched_node_may_be_one_on_a_gpu(lines: Lines) -> None:
+    node = native(free_port(), device="cuda", slots=64, step_tokens=2048, kv_dtype="fp8", gpu_weights="dense")
+    (child,) = Launcher(config(RegionConfig("near", (node,))), "t", logger(lines)).children
+    given = " ".join(child.arguments[4:]).partition("--exit-with-parent ")[2]
+    assert given == "--kv-dtype fp8 --slots 64 --step-tokens 2048 --device cuda --gpu-weights dense"
+
+
 async def test_launched_nodes_send_their_traces_where_the_proxy_sends_its_own(lines: Lines) -> None:
     before = replace(config(RegionConfig("near", (native(free_port()),))), traces_to="http://127.0.0.1:4318/v1/traces")
     launcher = Launcher(before, "t", logger(lines))
