@@ -1,7 +1,6 @@
 """Weights from a mapped file to a device, layer by layer, while the first prefill already runs over the layers before.
 
     mapped pages --threads--> ring of pinned buffers --asynchronous copies--> device
-    mapped pages that the device reads itself ------ asynchronous copies--> device
 
 What is here is the order of things: which thread copies which piece into which slot of the ring, when a slot is free
 again, when a layer is complete, and that an error ends all of it. The copies are a Transport's (upload_torch.py). No

@@ -1,37 +1,30 @@
-"""The copies of an upload with torch, and which way weights take to a device.
+"""The copies of an upload with torch: from the file's pages into a ring of pinned buffers, from there to the device.
 
-Two ways to a CUDA device. Where it takes read-only mappings (cudaDevAttrHostRegisterReadOnlySupported) or reads by the
-system's own page tables (cudaDevAttrPageableMemoryAccessUsesHostPageTables), copies go straight from the file's pages.
-Elsewhere, and where the file system refuses to have its pages pinned, through a ring of pinned buffers.
+Not straight from the pages: to register them with the driver is to read the whole of the file before the first byte of
+it crosses, and to hold all of it in memory from then on.
 
 Run in tests on torch's CPU device alone: there a copy is done when `send` returns and streams and events are not there.
-Not run for lack of a GPU: registering, pinned memory, side stream, events, and every figure of speed.
+Not run for lack of a GPU: pinned memory, side stream, events, and every figure of speed.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from engine.executor.upload import Span, Uploader, UploadError
+from engine.executor.upload import Span, Uploader
 
 SLOTS: Final = 4
 SLOT_BYTES: Final = 32 << 20
 THREADS: Final = 2
 """That copy pages into the ring: one is slower than the link of a recent device."""
-_REGISTER_READ_ONLY: Final = 8
-"""CU_MEMHOSTREGISTER_READ_ONLY."""
-_PAGEABLE_BY_HOST_TABLES: Final = 100
-_READ_ONLY_REGISTER: Final = 113
-"""CUdevice_attribute: PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, READ_ONLY_HOST_REGISTER_SUPPORTED."""
 
 
 class MappedBytes:
@@ -43,46 +36,30 @@ class MappedBytes:
             self._mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         if offset < 0 or nbytes < 1 or offset + nbytes > len(self._mapping):
             raise ValueError(f"{path}: {nbytes} bytes at {offset} are wanted of {len(self._mapping)}")
-        if hasattr(mmap, "MADV_WILLNEED"):
-            self._mapping.madvise(mmap.MADV_WILLNEED)  # the disk begins to read; nothing waits for it
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors
             self.bytes: Tensor = torch.frombuffer(self._mapping, dtype=torch.uint8, count=nbytes, offset=offset)
 
 
 class TorchTransport:
-    """To a CUDA device on a stream of its own, or to the CPU at once: through pinned buffers, or straight from pages
-    that the device reads. A slot is then a copy under way, and nothing lies in it."""
+    """To a CUDA device on a stream of its own, or to the CPU at once."""
 
     def __init__(
-        self,
-        source: Tensor,
-        target: Tensor,
-        layers: int,
-        *,
-        slots: int = SLOTS,
-        slot_bytes: int = SLOT_BYTES,
-        registry: Registry | None = None,
+        self, source: Tensor, target: Tensor, layers: int, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES
     ) -> None:
-        """source: [n] uint8 on the CPU; target: [n] uint8 on the device. registry: that takes the source's pages; None
-        for buffers. Raises RuntimeError for want of memory, UploadError where the pages cannot be registered."""
+        """source: [n] uint8 on the CPU; target: [n] uint8 on the device. Raises RuntimeError for want of memory."""
         cuda = target.is_cuda
         self.slots, self.slot_bytes = slots, slot_bytes
         self._source, self._target = source, target
-        self._pages = Pages(registry, source) if registry is not None else None
-        self._buffers = [
-            torch.empty(slot_bytes, dtype=torch.uint8, pin_memory=cuda) for _ in range(0 if self._pages else slots)
-        ]
+        self._buffers = [torch.empty(slot_bytes, dtype=torch.uint8, pin_memory=cuda) for _ in range(slots)]
         self._side = _Side(target, slots, layers) if cuda else None
 
     def stage(self, slot: int, piece: Span) -> None:
-        if self._pages is None:
-            self._buffers[slot][: piece.nbytes].copy_(_part(self._source, piece))
+        self._buffers[slot][: piece.nbytes].copy_(_part(self._source, piece))
 
     def send(self, slot: int, piece: Span) -> None:
-        staged = _part(self._source, piece) if self._pages else self._buffers[slot][: piece.nbytes]
         with self._side.stream() if self._side else nullcontext():
-            _part(self._target, piece).copy_(staged, non_blocking=True)
+            _part(self._target, piece).copy_(self._buffers[slot][: piece.nbytes], non_blocking=True)
         if self._side:
             self._side.sent(slot)
 
@@ -100,8 +77,6 @@ class TorchTransport:
 
     def close(self) -> None:
         self._buffers.clear()
-        if self._pages is not None:
-            self._pages.close()
 
 
 class _Side:
@@ -132,53 +107,8 @@ class _Side:
         torch.cuda.current_stream(self._device).wait_event(self._marks[layer])
 
 
-class Registry:
-    """Pages of this process that a device may read. The driver is called, and not the runtime through torch, which
-    would take a refusal by that one for an error of whatever it does next."""
-
-    def __init__(self, device: int, driver: Any = None) -> None:
-        """Raises UploadError where the device takes no read-only mappings."""
-        self._driver = driver if driver is not None else _driver()
-        for attribute, flags in ((_READ_ONLY_REGISTER, _REGISTER_READ_ONLY), (_PAGEABLE_BY_HOST_TABLES, 0)):
-            found = ctypes.c_int(0)
-            if self._driver.cuDeviceGetAttribute(ctypes.byref(found), attribute, device) == 0 and found.value:
-                self._flags = flags
-                return
-        raise UploadError("the device takes no read-only mappings")
-
-    def register(self, address: int, nbytes: int) -> None:
-        """Raises UploadError: file systems may refuse to have their pages pinned."""
-        arguments = ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_uint(self._flags)
-        if code := self._driver.cuMemHostRegister_v2(*arguments):
-            raise UploadError(f"the driver refused the mapping with error {code}")
-
-    def unregister(self, address: int) -> None:
-        self._driver.cuMemHostUnregister(ctypes.c_void_p(address))
-
-
-class Pages:
-    """Those of a tensor, registered until they are closed."""
-
-    def __init__(self, registry: Registry, source: Tensor) -> None:
-        """Raises UploadError where they cannot be registered."""
-        self._registry = registry
-        self._address: int | None = source.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-        registry.register(self._address, source.data_ptr() + source.numel() - self._address)
-
-    def close(self) -> None:
-        """No copy from them is under way. Idempotent."""
-        if self._address is not None:
-            self._registry.unregister(self._address)
-            self._address = None
-
-
-def uploader(source: Tensor, target: Tensor, layers: Sequence[Span], driver: Any = None) -> Uploader:
-    """The best way there is. source: [n] uint8, mapped; target: [n] uint8 on the device. driver: what stands for
-    CUDA's."""
-    if target.is_cuda or driver is not None:
-        with suppress(UploadError):  # no such device, or a file system that refuses what the device can do
-            registry = Registry(target.device.index or 0, driver)
-            return Uploader(TorchTransport(source, target, len(layers), registry=registry), layers, threads=1)
+def uploader(source: Tensor, target: Tensor, layers: Sequence[Span]) -> Uploader:
+    """source: [n] uint8, mapped; target: [n] uint8 on the device."""
     return Uploader(TorchTransport(source, target, len(layers)), layers, threads=THREADS)
 
 
@@ -223,11 +153,3 @@ def _part(whole: Tensor, piece: Span) -> Tensor:
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-
-def _driver() -> Any:
-    """Raises UploadError."""
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise UploadError(f"there is no CUDA driver: {error}") from error
