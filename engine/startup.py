@@ -117,6 +117,8 @@ class Start:
     """
 
     def __init__(self, options: ModelOptions, progress: Progress) -> None:
+        """Raises StartError at once where the device that was asked for is not there."""
+        check_device(options)
         self._options = options
         self._progress = progress
         self._opened: Opened | None = None
@@ -183,7 +185,6 @@ class Start:
             callback()
 
     def _open(self) -> Opened:
-        check_device(self._options)
         image = self._timed("image", lambda: open_image(self._options, self._told))
         monitor = open_monitor(self._options)
         try:

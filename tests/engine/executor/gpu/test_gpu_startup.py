@@ -116,4 +116,5 @@ def test_a_machine_without_a_gpu_says_so_before_anything_is_packed(options: Mode
     assert result.exit_code == 1
     assert "--device cuda: " in result.output
     assert "or run with --device cpu" in result.output
+    assert "starting on" not in result.output
     assert not list(Path(str(options.cache)).glob("**/*"))
