@@ -93,7 +93,7 @@ class CudaExecutor(Executor):
             kinds = f"{'' if wide else 'narrow-'}{sizes.dtype}-kv{sizes.kv_dtype}-part{sizes.part}"
             super().__init__(
                 Limits(sizes.slots, sizes.blocks, sizes.step_tokens, sizes.context, config.vocab),
-                f"gpu-1-{device.name}-{kinds}-{image.layout}-{image.digest}",
+                f"gpu-2-{device.name}-{kinds}-{image.layout}-{image.digest}",
             )
             with device.order():
                 self._arena = Arena(config, sizes, device.torch_device)
@@ -206,7 +206,8 @@ class CudaExecutor(Executor):
         sizes = self._sizes
         tiles = self._device.tiles(gpu_layout.WIDTHS[sizes.dtype], config.head_dim, config.heads // config.kv_heads)
         with self._device.order():
-            if tiles.wide == tiles.narrow or agree(self._device.torch_device, tiles, DTYPES[sizes.dtype]):
+            kinds = {self._views.head.bits, *(m.bits for layer in self._views.layers for m in layer.matrices)}
+            if tiles == tiles.one or agree(self._device.torch_device, tiles, DTYPES[sizes.dtype], kinds):
                 return tiles, True
         return tiles.one, False
 

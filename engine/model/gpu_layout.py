@@ -32,7 +32,7 @@ INTS, REALS, TOLD = 592, 520, 20
 _F32 = _I32 = 4
 _F64 = _I64 = 8
 
-_NORM, _PROJECT, _ROPE, _ATTEND, _MERGE, _OUTPUT, _GATE, _SWIGLU, _DOWN, _HEAD = range(10)
+_NORM, _PROJECT, _ROPE, _ATTEND, _MERGE, _OUTPUT, _GATE, _DOWN, _HEAD = range(9)
 """Phases of a layer, and what follows the last."""
 
 
@@ -115,8 +115,7 @@ def _activations(config: LlamaConfig, sizes: GpuSizes) -> Iterator[Buffer]:
     yield Buffer("sums", heads * 2 * _F32, _ATTEND, _MERGE)
     yield Buffer("parts", heads * config.head_dim * _F32, _ATTEND, _MERGE)
     yield Buffer("attended", tokens * queries * width, _MERGE, _OUTPUT)
-    yield Buffer("gate and up", tokens * 2 * config.ffn * _F32, _GATE, _SWIGLU)
-    yield Buffer("ffn", tokens * config.ffn * width, _SWIGLU, _DOWN)
+    yield Buffer("ffn", tokens * config.ffn * width, _GATE, _DOWN)
     yield Buffer("gathered", sizes.rows * config.hidden * width, _HEAD, _HEAD)
     yield Buffer("logits", sizes.rows * config.vocab * _F32, _HEAD, _HEAD)
 

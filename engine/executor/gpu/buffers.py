@@ -82,7 +82,6 @@ class Buffers:
         self.sums = take("sums", f32, tokens, heads, shape.parts, 2)
         self.parts = take("parts", f32, tokens, heads, shape.parts, dim)
         self.attended = take("attended", dtype, tokens, heads * dim)
-        self.gate_up = take("gate and up", f32, tokens, 2 * config.ffn)
         self.ffn = take("ffn", dtype, tokens, config.ffn)
         self.gathered = take("gathered", dtype, rows, config.hidden)
         self.logits = take("logits", f32, rows, config.vocab)

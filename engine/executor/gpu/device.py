@@ -186,7 +186,8 @@ class CudaDevice(Device):
             raise DeviceError(
                 f"compute capability {self._major}.{minor}; the kernels need 8.0 or newer: use --device cpu"
             )
-        self._shared = int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+        properties = triton.runtime.driver.active.utils.get_device_properties(index)
+        self._shared, self._multiprocessors = int(properties["max_shared_mem"]), int(properties["multiprocessor_count"])
         self.name = f"sm{self._major}{minor}-triton{triton.__version__}"
         self.captures = True
         self._stream, self._side = (
@@ -201,7 +202,7 @@ class CudaDevice(Device):
         self._clock = DeviceClock(event, time.monotonic())
 
     def tiles(self, width: int, head_dim: int, group: int) -> Tiles:
-        return tiles_for(self._major, self._shared, width, head_dim, group)
+        return tiles_for(self._major, self._shared, width, head_dim, group, self._multiprocessors)
 
     def order(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream)

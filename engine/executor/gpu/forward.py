@@ -41,17 +41,14 @@ def forward(
     ready(len(weights.layers) + 1)
     gathered = buffers.gathered[:rows]
     launch.gather_norm(shape, residual, delta, weights.norm, step.sample_tokens[:rows], gathered)
-    launch.multiply(shape.tiles, gathered, weights.head, buffers.logits[:rows])
+    launch.multiply(shape.tiles, gathered, (weights.head,), buffers.logits[:rows])
 
 
 def _attention(shape: Shape, layer: Layer, buffers: Buffers, index: int, tokens: int, tiled: Tiled) -> None:
     """normed -> delta"""
     config, step, normed = shape.config, buffers.step, buffers.normed[:tokens]
     qkv = buffers.qkv[:tokens]
-    at = 0
-    for matrix in (layer.q, layer.k, layer.v):
-        launch.multiply(shape.tiles, normed, matrix, qkv[:, at : at + matrix.rows])
-        at += matrix.rows
+    launch.multiply(shape.tiles, normed, (layer.q, layer.k, layer.v), qkv)
     positions, slots, table = step.positions[:tokens], step.slots[:tokens], buffers.table
     queries = buffers.queries[:tokens]
     keys, values = buffers.kv[index, 0], buffers.kv[index, 1]
@@ -61,13 +58,11 @@ def _attention(shape: Shape, layer: Layer, buffers: Buffers, index: int, tokens:
         shape, queries, keys, values, table, positions, slots, tiled, buffers.sums, buffers.parts,
         attended.view(tokens, config.heads, config.head_dim),
     )  # fmt: skip
-    launch.multiply(shape.tiles, attended, layer.output, buffers.delta[:tokens])
+    launch.multiply(shape.tiles, attended, (layer.output,), buffers.delta[:tokens])
 
 
 def _feed_forward(shape: Shape, layer: Layer, buffers: Buffers, tokens: int) -> None:
     """normed -> delta"""
-    normed, both, ffn = buffers.normed[:tokens], buffers.gate_up[:tokens], buffers.ffn[:tokens]
-    launch.multiply(shape.tiles, normed, layer.gate, both[:, : layer.gate.rows])
-    launch.multiply(shape.tiles, normed, layer.up, both[:, layer.gate.rows :])
-    launch.gated(shape, both, ffn)
-    launch.multiply(shape.tiles, ffn, layer.down, buffers.delta[:tokens])
+    ffn = buffers.ffn[:tokens]
+    launch.gated(shape.tiles, buffers.normed[:tokens], layer.gate, layer.up, ffn)
+    launch.multiply(shape.tiles, ffn, (layer.down,), buffers.delta[:tokens])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.executor.gpu.matrix import GROUP, Matrix
-from engine.executor.gpu.tiles import Tiles
+from engine.executor.gpu.matrix import GROUP, Matrix, numbers
+from engine.executor.gpu.tiles import Tile, Tiles
 from engine.executor.kernels import adjust as adjusting
-from engine.executor.kernels import attention, embed, matmul, norm, outcome, rope, swiglu
+from engine.executor.kernels import attention, embed, matmul, norm, outcome, rope
 from engine.executor.kernels import draw as drawing
 from engine.model.arch import LlamaConfig
 from engine.model.gpu_layout import PART, SORT_ROWS
@@ -62,24 +64,42 @@ def power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def multiply(tiles: Tiles, x: Tensor, w: Matrix, out: Tensor) -> None:
-    """x [rows, cols] -> out [rows, w.rows], which may be columns of a wider tensor"""
-    rows = len(x)
-    if w.bits in (4, 8):
-        tile = tiles.quantised
-        grid = (-(-rows // tile.rows), -(-w.rows // tile.cols))
-        matmul.matmul_quantised[grid](
-            x, w.values, w.scales, w.minimums, out, rows, w.rows, w.cols // GROUP, out.stride(0),
-            BITS=w.bits, BM=tile.rows, BN=tile.cols, BK=tile.depth,
-            num_warps=tile.warps, num_stages=tile.stages, **EXACT,
-        )  # fmt: skip
-        return
-    tile = tiles.of(rows)
-    grid = (-(-rows // tile.rows), -(-w.rows // tile.cols))
-    matmul.matmul[grid](
-        x, w.values, out, rows, w.rows, w.cols, out.stride(0), BM=tile.rows, BN=tile.cols, BK=tile.depth,
-        num_warps=tile.warps, num_stages=tile.stages, **EXACT,
+def multiply(tiles: Tiles, x: Tensor, matrices: Sequence[Matrix], out: Tensor) -> None:
+    """x [rows, cols], up to three matrices -> out [rows, all their rows], which may be columns of a wider tensor. One
+    launch for neighbours of as many bits."""
+    at = 0
+    for bits, alike in groupby(matrices, lambda matrix: matrix.bits):
+        together = tuple(alike)
+        cols = [matrix.rows for matrix in together]
+        _multiply(tiles, x, bits, together, out[:, at : at + sum(cols)])
+        at += sum(cols)
+
+
+def _multiply(tiles: Tiles, x: Tensor, bits: int, matrices: tuple[Matrix, ...], out: Tensor) -> None:
+    (rows, depth), cols = x.shape, [matrix.rows for matrix in matrices]
+    tile = tiles.of(bits, rows, sum(cols))
+    missing = 3 - len(matrices)
+    parts = (part for w in (*matrices, *matrices[:1] * missing) for part in (w.values, w.scales, w.minimums))
+    matmul.matmul[-(-rows // tile.rows), sum(-(-n // tile.cols) for n in cols)](
+        x, *parts, out, rows, *cols, *(0,) * missing, depth, depth // GROUP, out.stride(0),
+        BITS=min(bits, 16), **_cut(tile),
     )  # fmt: skip
+
+
+def gated(tiles: Tiles, x: Tensor, gate: Matrix, up: Matrix, out: Tensor) -> None:
+    """x [rows, cols] -> out [rows, gate.rows]: SwiGLU of the two products"""
+    (rows, depth), cols = x.shape, gate.rows
+    tile = tiles.of(min(gate.bits, up.bits), rows, cols, paired=True)
+    matmul.gated[-(-rows // tile.rows), -(-cols // tile.cols)](
+        x, gate.values, gate.scales, gate.minimums, up.values, up.scales, up.minimums, out, rows, cols, depth,
+        depth // GROUP, GATE_BITS=min(gate.bits, 16), UP_BITS=min(up.bits, 16), **_cut(tile),
+    )  # fmt: skip
+
+
+def _cut(tile: Tile) -> dict[str, Any]:
+    return {
+        "BM": tile.rows, "BN": tile.cols, "BK": tile.depth, "num_warps": tile.warps, "num_stages": tile.stages, **EXACT
+    }  # fmt: skip
 
 
 def add_norm(shape: Shape, residual: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor) -> None:
@@ -140,19 +160,13 @@ def attend(
     attention.attend[(len(tiled.slots), config.kv_heads, shape.parts)](
         queries, keys, values, table, positions, tiled.slots, tiled.firsts, tiled.counts, sums, outputs,
         config.head_dim**-0.5, KV_HEADS=config.kv_heads, TABLE=shape.table, BLOCK_TOKENS=BLOCK_TOKENS,
-        BM=max(16, power(shape.tile_tokens * shape.group)), BD=width, num_stages=shape.tiles.stages, **sizes, **EXACT,
+        BM=max(16, power(shape.tile_tokens * shape.group)), BD=width,
+        num_warps=shape.tiles.warps, num_stages=shape.tiles.stages, **sizes, **EXACT,
     )  # fmt: skip
     rows, block = len(slots), shape.tiles.heads
     attention.merge[(-(-rows * config.heads // block),)](
         sums, outputs, positions, slots, out, rows, BR=block, BD=width, **sizes, **EXACT
     )
-
-
-def gated(shape: Shape, gate_up: Tensor, out: Tensor) -> None:
-    """[rows, 2 * ffn] -> [rows, ffn]"""
-    rows, cols = out.shape
-    block = shape.tiles.values
-    swiglu.swiglu[(-(-rows * cols // block),)](gate_up, out, rows, COLS=cols, BLOCK=block, **EXACT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,14 +238,21 @@ def tell(
     )  # fmt: skip
 
 
-def agree(device: torch.device, tiles: Tiles, dtype: torch.dtype) -> bool:
-    """Whether the wide tile gives the narrow one's bits on this device: on numbers of which another order would
-    show."""
+def agree(device: torch.device, tiles: Tiles, dtype: torch.dtype, kinds: Iterable[int]) -> bool:
+    """Whether rows are the same to the bit among few and among so many that the wide tiles are taken, on this device:
+    on numbers of which another order of additions would show. kinds: bits of the weights."""
     source = torch.Generator(device).manual_seed(1)
-    rows, cols, depth = tiles.wide.rows, 2 * tiles.wide.cols, 2048
-    x, w = (torch.randn(n, depth, device=device, generator=source).to(dtype) for n in (rows, cols))
-    found = torch.empty(2, rows, cols, device=device)
-    matrix = Matrix(cols, depth, 16, w, w, w)
-    for out, tile in zip(found, (tiles.narrow, tiles.wide), strict=True):
-        multiply(Tiles(tile, tile, tile, tiles.widen_at), x, matrix, out)
-    return torch.equal(found[0], found[1])
+    rows, depth = tiles.widen_at, 2048
+    x = torch.randn(rows, depth, device=device, generator=source).to(dtype)
+
+    def same(w: Matrix) -> bool:
+        products = torch.empty(2, rows, w.rows, device=device)
+        gates = torch.empty(2, rows, w.rows, device=device, dtype=dtype)
+        few = rows // 2
+        for count, product, gate in zip((few, rows), products, gates, strict=True):
+            multiply(tiles, x[:count], (w,), product[:count])
+            gated(tiles, x[:count], w, w, gate[:count])
+        return all(torch.equal(found[0, :few], found[1, :few]) for found in (products, gates))
+
+    cols = 2 * max(tiles.dense.wide.cols, tiles.kept.wide.cols)
+    return all(same(numbers(cols, depth, bits, dtype, source)) for bits in sorted(set(kinds)))

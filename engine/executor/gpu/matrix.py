@@ -51,3 +51,26 @@ def shapes(rows: int, cols: int, bits: int, dense: torch.dtype) -> tuple[tuple[t
 
 def of_parts(rows: int, cols: int, bits: int, parts: tuple[Tensor, ...]) -> Matrix:
     return Matrix(rows, cols, bits, parts[0], parts[min(1, len(parts) - 1)], parts[-1])
+
+
+def randomise(matrix: Matrix, source: torch.Generator) -> None:
+    """Values such that what is multiplied keeps its size. source: of the matrix's device."""
+    size = matrix.cols**-0.5
+    if matrix.bits not in (4, 8):
+        matrix.values.normal_(0, size, generator=source)
+    elif matrix.bits == 8:
+        matrix.values.random_(-127, 128, generator=source)
+        matrix.scales.fill_(size / 64)
+    else:
+        matrix.values.random_(0, 256, generator=source)
+        matrix.scales.fill_(size / 4)
+        matrix.minimums.fill_(-size * 2)
+
+
+def numbers(rows: int, cols: int, bits: int, dense: torch.dtype, source: torch.Generator) -> Matrix:
+    """A random one, on the generator's device."""
+    made = shapes(rows, cols, bits, dense)
+    parts = tuple(torch.empty(rows, cols, dtype=dtype, device=source.device) for dtype, rows, cols in made)
+    matrix = of_parts(rows, cols, bits, parts)
+    randomise(matrix, source)
+    return matrix

@@ -30,6 +30,10 @@ class Layer:
     up: Matrix
     down: Matrix
 
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.q, self.k, self.v, self.output, self.gate, self.up, self.down
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:

@@ -1,5 +1,5 @@
 """Compiles every kernel to machine code, with the constants that a real model gives it, and holds each to the shared
-memory of its device. Needs no GPU.
+memory and the registers of its device. Needs no GPU.
 
     python tests/engine/executor/gpu/compile_kernels.py 80 90 [--few]
 
@@ -13,16 +13,18 @@ its own, because Triton decides once whether it interprets.
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.executor.gpu.tiles import Tile, Tiles, attention_shared, tiles_for
-from engine.executor.kernels import adjust, attention, draw, embed, matmul, norm, outcome, rope, swiglu
+from engine.executor.gpu.tiles import Pair, Tile, Tiles, attention_shared, tiles_for
+from engine.executor.kernels import adjust, attention, draw, embed, matmul, norm, outcome, rope
 
 SHARED = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 """Architecture -> bytes that a program may ask for: CUDA C++ Programming Guide, technical specifications per compute
@@ -54,25 +56,34 @@ class Case(NamedTuple):
     """Bytes of shared memory that the tiles were chosen by; 0 where nothing is planned."""
 
 
-def dense(tiles: Tiles, value: str) -> Iterator[Case]:
-    """value: of TYPES, what is computed in."""
-    found = {"narrow": tiles.narrow} if tiles.wide == tiles.narrow else {"narrow": tiles.narrow, "wide": tiles.wide}
-    for name, tile in found.items():
-        yield Case(f"matmul, {name}", matmul.matmul, f"{value} {value} f n m m m", *_cut(tile, value))
+def products(tiles: Tiles, value: str, few: bool) -> Iterator[Case]:
+    """value: of TYPES, what is computed in. few: each size and each kernel once."""
+    for name, bits, level in (("dense", 16, value), ("8 bits", 8, "b"), ("4 bits", 4, "u")):
+        pair = tiles.dense if bits == 16 else tiles.kept
+        scale = value if bits == 16 else "h"
+        part = f"{level} {scale} {scale}"
+        last = "wide" if "wide" in _sizes(pair) else "narrow"
+        for size, tile in _sizes(pair).items():
+            if not few or (bits == 16 and size != "deep"):
+                yield Case(
+                    f"matmul, {name}, {size}", matmul.matmul, f"{value} {part} {part} {part} f n m m m m m m",
+                    *_cut(tile, value, {"BITS": bits}),
+                )  # fmt: skip
+            if not few or (size, bits) == (last, 4):
+                yield Case(
+                    f"gated, {name}, {size}", matmul.gated, f"{value} {part} {part} {value} n m m m",
+                    *_cut(tile, value, {"GATE_BITS": bits, "UP_BITS": bits, "BN": tile.paired.cols}),
+                )  # fmt: skip
 
 
-def quantised(tiles: Tiles, value: str) -> Iterator[Case]:
-    constants, options, planned = _cut(tiles.quantised, value)
-    for bits, level in ((8, "b"), (4, "u")):
-        yield Case(
-            f"matmul of {bits} bits", matmul.matmul_quantised, f"{value} {level} h h f n m m m",
-            constants | {"BITS": bits}, options, planned,
-        )  # fmt: skip
+def _sizes(pair: Pair) -> dict[str, Tile]:
+    found = {"narrow": pair.narrow, "wide": pair.wide, "deep": pair.deep or pair.narrow}
+    return {name: tile for name, tile in found.items() if name == "narrow" or tile != pair.narrow}
 
 
-def _cut(tile: Tile, value: str) -> tuple[dict[str, Any], dict[str, Any], int]:
+def _cut(tile: Tile, value: str, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], int]:
     return (
-        {"BM": tile.rows, "BN": tile.cols, "BK": tile.depth},
+        {"BM": tile.rows, "BN": tile.cols, "BK": tile.depth} | more,
         {"num_warps": tile.warps, "num_stages": tile.stages},
         tile.shared(4 if value == "f" else 2),
     )
@@ -85,7 +96,7 @@ def attentions(tiles: Tiles, value: str, kinds: Sequence[str], dim: int) -> Iter
     for kv in kinds:
         yield Case(
             f"attend over {kv}", attention.attend, f"{value} {kv} {kv} i i i i i f f s", constants,
-            {"num_stages": tiles.stages}, planned,
+            {"num_stages": tiles.stages, "num_warps": tiles.warps}, planned,
         )  # fmt: skip
 
 
@@ -96,7 +107,6 @@ def others(width: int) -> Iterator[Case]:
     sampling = VOCAB | {"BLOCK": width}
     yield Case("add_norm", norm.add_norm, "f f f bf n", norms | {"ADD": True})
     yield Case("gather_norm", norm.gather_norm, "f f f i bf n", norms)
-    yield Case("swiglu", swiglu.swiglu, "f bf n", {"COLS": 14336, "BLOCK": width // 4})
     for bits, level in ((16, "bf"), (8, "b"), (4, "u")):
         table = f"i i i {level} h h f n"
         yield Case(f"embed {bits}", embed.embed, table, {"COLS": width, "BITS": bits, "BR": 1, "BC": width})
@@ -112,8 +122,9 @@ def others(width: int) -> Iterator[Case]:
     yield Case("tell", outcome.tell, "f i i i i d", sampling, wide)
 
 
-def build(case: Case, arch: int) -> str:
-    """What was made of it. Raises triton's errors, and MemoryError beyond the device's shared memory or the plan."""
+def build(case: Case, arch: int, *, spills: bool = False) -> str:
+    """What was made of it. Raises triton's errors, and MemoryError beyond registers (but where it may spill), the
+    device's shared memory or the plan."""
     names = case.kernel.arg_names
     kinds = dict(zip((n for n in names if n not in case.constants), case.signature.split(), strict=True))
     signature = {name: TYPES[kinds[name]] if name in kinds else "constexpr" for name in names}
@@ -126,7 +137,22 @@ def build(case: Case, arch: int) -> str:
         raise MemoryError(f"sm_{arch} {case.name}: {shared} bytes of shared memory; {case.planned} were planned")
     used = {kind.replace(".mma_async", "") + f".m{m}k{k}" for kind, m, k in INSTRUCTION.findall(found.asm["ptx"])}
     plan = f" of {case.planned}" if case.planned else ""
-    return f"{shared}{plan} bytes of shared memory, {len(found.asm['cubin'])} of code; {' '.join(sorted(used))}"
+    registers, stack = _taken(found.asm["cubin"])
+    if stack and not spills:
+        raise MemoryError(f"sm_{arch} {case.name}: {stack} bytes of a thread's registers do not fit into them")
+    told = f"{shared}{plan} bytes of shared memory, {registers} registers"
+    return f"{told}, {len(found.asm['cubin'])} of code; {' '.join(sorted(used))}"
+
+
+def _taken(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and what of them lies in memory: a spill, since no kernel has arrays of its own."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True, timeout=60)
+    (found,) = re.findall(r"REG:(\d+) STACK:(\d+)", told.stdout)
+    return int(found[0]), int(found[1])
 
 
 def cases(arch: int, value: str, few: bool) -> Iterator[Case]:
@@ -134,9 +160,7 @@ def cases(arch: int, value: str, few: bool) -> Iterator[Case]:
     exact = value == "f"
     dim = DIM // 2 if few else DIM
     tiles = tiles_for(arch // 10, SHARED[arch], 4 if exact else 2, dim, GROUP)
-    yield from dense(tiles, value)
-    if not (few and exact):
-        yield from quantised(tiles, value)
+    yield from (case for case in products(tiles, value, few) if not (few and exact) or "dense" in case.name)
     if not few or arch == FIRST:
         yield from attentions(tiles, value, (value,) if few and exact else (value, "u"), dim)
     elif not exact:
@@ -148,7 +172,10 @@ def main() -> None:
     for arch in (int(argument) for argument in sys.argv[1:] if argument.isdigit()):
         for value in ("bf",) if few and arch != FIRST else ("bf", "f"):
             for case in cases(arch, value, few):
-                print(f"sm_{arch} in {TYPES[value][1:]}, {case.name}: {build(case, arch)}", flush=True)
+                print(
+                    f"sm_{arch} in {TYPES[value][1:]}, {case.name}: {build(case, arch, spills=value == 'f')}",
+                    flush=True,
+                )
         if arch == FIRST or not few:
             for case in others(1024 if few else 4096):
                 print(f"sm_{arch} {case.name}: {build(case, arch)}", flush=True)

@@ -7,13 +7,13 @@ from typing import Any
 
 from engine.executor.cuda import CudaExecutor
 from engine.executor.gpu.device import CpuDevice, Device
-from engine.executor.gpu.tiles import Tile, Tiles
+from engine.executor.gpu.tiles import Pair, Tile, Tiles
 from engine.model.gpu_image import packer
 from engine.model.gpu_layout import GpuSizes
 from engine.model.pack import pack
 
 SMALL = Tile(16, 128, 64)
-TINY_TILES = Tiles(SMALL, SMALL, SMALL, 1 << 30, tokens=64, heads=256, queries=32, values=1 << 13)
+TINY_TILES = Tiles(Pair(SMALL, SMALL), Pair(SMALL, SMALL), 1 << 30, tokens=64, heads=256, queries=32)
 
 
 def make_cuda(

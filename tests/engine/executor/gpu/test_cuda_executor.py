@@ -207,7 +207,7 @@ def test_blocks_move_and_released_memory_comes_back_empty(path: Path) -> None:
 
 def test_states_its_limits_and_what_decides_its_bits(path: Path, executor: CudaExecutor) -> None:
     assert executor.limits == Limits(slots=8, blocks=24, step_tokens=96, context=128, vocab=128)
-    assert "gpu-1-interpreted-f32-kv16" in executor.numerics
+    assert "gpu-2-interpreted-f32-kv16" in executor.numerics
     others = make_cuda(path, "f16"), make_cuda(path, kept=True), make_cuda(path, kv_dtype="fp8")
     assert len({executor.numerics, *(other.numerics for other in others)}) == 4
     for other in others:

@@ -18,7 +18,7 @@ def product() -> torch.Tensor:
     levels = torch.randint(0, 256, (40, 32), generator=source, dtype=torch.uint8)
     scales, minimums = (torch.rand(40, 2, generator=source).half() for _ in range(2))
     out = torch.zeros(3, 40)
-    launch.multiply(INTERPRETED, x, Matrix(40, 64, 4, levels, scales, minimums), out)
+    launch.multiply(INTERPRETED, x, (Matrix(40, 64, 4, levels, scales, minimums),), out)
     return out
 
 
