@@ -16,7 +16,7 @@ import torch
 from engine.executor.cuda import CudaExecutor
 from engine.executor.gpu.device import Device
 from engine.executor.sampling import logprobs, sample
-from engine.gpu_check.models import blank, opened, randomise
+from engine.gpu_check.models import blank, fill, opened
 from engine.gpu_check.oracle import logits
 from engine.gpu_check.runner import Runner
 from engine.gpu_check.table import Check, Line
@@ -24,8 +24,9 @@ from engine.model.arch import LlamaConfig
 from engine.model.gpu_layout import PART, GpuSizes
 from engine.step import BLOCK_TOKENS, Row, Sampling
 
-TOLERANCE = {"bf16": 0.05, "f16": 0.01, "f32": 1e-4}
-"""Of the largest difference of two logits, as a share of the logits' own deviation."""
+TOLERANCE = {"bf16": 0.1, "f16": 0.01, "f32": 1e-4}
+"""Of the largest difference of two logits, as a share of the logits' own deviation. Rounding alone, as torch has it on
+a CPU, makes 0.03 in bf16 and 0.003 in f16, and of some models more: logic is held to float32's."""
 FP8_TOLERANCE = 0.25
 """The same where keys and values are of 8 bits: what falls on another one's side of an edge is off by a sixteenth."""
 SAMPLED = Sampling(0.8, top_p=0.95, top_k=200, seed=12345678901234567)
@@ -69,7 +70,7 @@ def running(
                 raise
             stepped = time.monotonic()
         try:
-            randomise(executor)
+            fill(executor)
             device.settle()
             if device.torch_device.type == "cuda":
                 torch.cuda.synchronize()  # the weights were made on another stream

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import torch
 
 from engine.executor.cuda import CudaExecutor
 from engine.executor.gpu.device import Device
-from engine.executor.gpu.matrix import Matrix
-from engine.executor.gpu.weights import Layer
+from engine.executor.gpu.matrix import randomise
 from engine.model.arch import LlamaConfig, tensors_of
 from engine.model.gguf import TensorInfo
 from engine.model.gpu_image import ALIGNMENT, DTYPES, parts
@@ -66,25 +64,12 @@ def opened(image: Blank, device: Device, sizes: GpuSizes) -> CudaExecutor:
     return CudaExecutor(image, device, sizes)  # type: ignore[arg-type]
 
 
-def randomise(executor: CudaExecutor, seed: int = 1) -> None:
+def fill(executor: CudaExecutor, seed: int = 1) -> None:
     """Weights such that activations keep their size. Nothing is submitted, and the upload is over."""
     source = torch.Generator(executor.device.torch_device).manual_seed(seed)
     weights = executor.weights
     for vector in (weights.norm, *(v for layer in weights.layers for v in (layer.attn_norm, layer.ffn_norm))):
         vector.fill_(1.0)
-    for matrix in {id(m): m for m in (weights.embedding, weights.head, *_matrices(weights.layers))}.values():
-        size = matrix.cols**-0.5
-        if matrix.bits not in (4, 8):
-            matrix.values.normal_(0, size, generator=source)
-        elif matrix.bits == 8:
-            matrix.values.random_(-127, 128, generator=source)
-            matrix.scales.fill_(size / 64)
-        else:
-            matrix.values.random_(0, 256, generator=source)
-            matrix.scales.fill_(size / 4)
-            matrix.minimums.fill_(-size * 2)
-
-
-def _matrices(layers: tuple[Layer, ...]) -> Iterator[Matrix]:
-    for layer in layers:
-        yield from (layer.q, layer.k, layer.v, layer.output, layer.gate, layer.up, layer.down)
+    layers = (matrix for layer in weights.layers for matrix in layer.matrices)
+    for matrix in {id(m): m for m in (weights.embedding, weights.head, *layers)}.values():
+        randomise(matrix, source)

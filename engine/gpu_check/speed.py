@@ -100,8 +100,7 @@ def _started(name: str, phases: tuple[tuple[str, float], ...]) -> Line:
 
 def _read(weights: Weights) -> list[Matrix]:
     """Matrices that a step reads whole."""
-    layers = [m for la in weights.layers for m in (la.q, la.k, la.v, la.output, la.gate, la.up, la.down)]
-    return [*layers, weights.head]
+    return [*(matrix for layer in weights.layers for matrix in layer.matrices), weights.head]
 
 
 def _prefill(name: str, config: LlamaConfig, runner: Runner, most: Ceiling, held: bool) -> Line:

@@ -59,9 +59,13 @@ class Watch:
         for note in self._monitor.notes:
             yield Line("NVML", note[:100])
         if self._monitor.gpu is not None:
-            memory, link = self._monitor.gpu.memory(), self._monitor.gpu.link()
+            memory = self._monitor.gpu.memory()
             yield Line("memory free of all", f"{memory.free >> 20:,} of {memory.total >> 20:,} MiB")
-            yield Line("PCIe link, idle", str(link))
+            try:
+                link = str(self._monitor.gpu.link())
+            except NvmlError as error:  # of a virtual machine's device, say
+                link = f"not told: {error}"[:100]
+            yield Line("PCIe link, idle", link)
 
     def upload(self) -> AbstractContextManager[None]:
         """Around what moves weights to the device."""
