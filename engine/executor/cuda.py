@@ -66,6 +66,9 @@ class _Step:
 
 
 class CudaExecutor(Executor):
+    widens: bool
+    """Whether many rows have tiles of their own, which give the bits of those for few."""
+
     def __init__(self, image: Image, device: Device, sizes: GpuSizes) -> None:
         """image: packed for a GPU, in the dtype of `sizes`.
 
@@ -88,9 +91,9 @@ class CudaExecutor(Executor):
         self._uploaded_s = 0.0
         self._upload: Uploader | None = self._weights.upload()
         with self._unless_it_fails():
-            tiles, wide = self._tiles(config)
+            tiles, self.widens = self._tiles(config)
             self._shape = Shape(config, sizes.context, sizes.slots, tiles, sizes.part)
-            kinds = f"{'' if wide else 'narrow-'}{sizes.dtype}-kv{sizes.kv_dtype}-part{sizes.part}"
+            kinds = f"{'' if self.widens else 'narrow-'}{sizes.dtype}-kv{sizes.kv_dtype}-part{sizes.part}"
             super().__init__(
                 Limits(sizes.slots, sizes.blocks, sizes.step_tokens, sizes.context, config.vocab),
                 f"gpu-2-{device.name}-{kinds}-{image.layout}-{image.digest}",

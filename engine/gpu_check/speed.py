@@ -78,6 +78,7 @@ def check(
         ceilings = most()
         with running(config, device, dtype, bits, sizes, watch.upload()) as (executor, runner, phases):
             yield _started(name, phases)
+            yield _widened(name, executor.widens)
             yield watch.link(name)
             yield _prefill(name, config, runner, ceilings, held)
             weights = sum(m.nbytes for m in _read(executor.weights))
@@ -96,6 +97,12 @@ def _started(name: str, phases: tuple[tuple[str, float], ...]) -> Line:
     parts = dict(phases)
     first = f"{parts.pop('opened') + parts['first step']:.2f} s: first step {parts.pop('first step'):.2f}"
     return Line(f"{name}: start to first token", ", ".join((first, *(f"{n} {s:.2f}" for n, s in parts.items()))))
+
+
+def _widened(name: str, widens: bool) -> Line:
+    """Without them prefill is slow, and this says why."""
+    wanted = "the narrow ones' bits"
+    return Line(f"{name}: wide tiles", wanted if widens else "other bits: not used", wanted, widens)
 
 
 def _read(weights: Weights) -> list[Matrix]:

@@ -15,7 +15,7 @@ from engine.executor.gpu.device import CpuDevice
 from engine.gpu.monitor import open_monitor
 from engine.gpu_check import real
 from engine.gpu_check.rows import rows
-from engine.gpu_check.speed import _started
+from engine.gpu_check.speed import _started, _widened
 from engine.gpu_check.watch import Watch
 from tests.engine.executor.gpu.cuda_models import TINY_TILES
 from tests.engine.gguf_files import TINY, write_llama
@@ -132,3 +132,8 @@ def test_a_start_is_split_by_phase() -> None:
     phases = (("opened", 1.25), ("first step", 0.5), ("kernels", 0.75), ("graphs", 0.25), ("weights", 1.0))
     line = _started("8B", phases)
     assert line.found == "1.75 s: first step 0.50, kernels 0.75, graphs 0.25, weights 1.00"
+
+
+def test_tiles_that_do_not_agree_are_told_and_a_failure() -> None:
+    found = [(line.good, line.found) for line in (_widened("8B", True), _widened("8B", False))]
+    assert found == [(True, "the narrow ones' bits"), (False, "other bits: not used")]
