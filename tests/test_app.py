@@ -121,7 +121,7 @@ async def test_fault_of_the_proxy_is_told_in_form_and_logged_without_its_words(
     async with edge(tmp_path) as e:
         monkeypatch.setattr(type(e.fleet), "serving", fault)
         for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models/x"), ("GET", "/v1/models")):
-            monkeypatch.setattr(type(e.fleet), "models", property(fault))
+            monkeypatch.setattr(type(e.fleet), "models", property(fault), raising=False)
             reply = await ask(e.app, chat("ok"), method=method, path=path)
             assert (reply.status, reply.error["code"]) == (500, "internal_error")
         assert b"RuntimeError" in e.lines.text

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import starmap
+from operator import attrgetter
 from time import time
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from edgeproxy.gateway.decisions import Choice, Decisions
+from edgeproxy.gateway.decisions import Decisions
 from edgeproxy.gateway.paths import CHAT_PATH
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import Metrics
@@ -21,6 +23,8 @@ from edgeproxy.protocol.openai.codes import node_code
 from edgeproxy.protocol.openai.headers import Headers
 from edgeproxy.protocol.openai.sse import DONE, Event
 from edgeproxy.routing.budget import BUDGET_S, Ledger, settle
+from edgeproxy.routing.choose import Decision
+from edgeproxy.upstream.node import Node
 
 UNKNOWN_MODEL = "unknown"
 TOGETHER = 32
@@ -29,16 +33,12 @@ Hedge = Literal["won", "lost", "failed", "abandoned"]
 """A second copy answered; the first one did; it failed; the client left."""
 
 
-@dataclass(slots=True)
 class Call:
-    """One request, as it goes. Moments are monotonic seconds; None where they have not come."""
+    """One request, as it goes. Moments are monotonic seconds; None where they have not come.
 
-    request_id: bytes
-    started: float
-    """The first byte of the request, as the listener read it; the last, once that has come: how long a client takes to
-    send what it asks is no part of the answer's latency."""
-    protocol: str
-    client_rtt_s: float | None
+    What most requests never set is the class's own until then: a request sets a dozen of these, not all fifty.
+    """
+
     path: bytes = CHAT_PATH.encode()
     """What it asks a node for."""
     tenant: str = ""
@@ -49,7 +49,7 @@ class Call:
     model: str = UNKNOWN_MODEL
     """As the configuration names it: what a client calls a model that nobody serves is logged nowhere."""
     stream: bool = False
-    to_native: Headers = field(default_factory=list)
+    to_native: Sequence[tuple[bytes, bytes]] = ()
     """What native nodes are told of the request beside its body."""
     attempts: int = 0
     node: str | None = None
@@ -64,7 +64,7 @@ class Call:
     """When the first content was here; for an answer that is not streamed, would have been, by the node's account."""
     handed_at: float | None = None
     """When the first content of a stream had been given to the client's transport."""
-    terms: Mapping[str, float] = field(default_factory=dict)
+    terms: Mapping[str, float] = MappingProxyType({})
     """The node's own (`budget.NODE_TERMS`), in seconds."""
     failures: tuple[str, ...] = ()
     """`node: reason` of each attempt that failed."""
@@ -87,7 +87,8 @@ class Call:
     """The forecast of the node that answered, from sending to the first content..."""
     shown_s: float | None = None
     """...and how long it took."""
-    choice: Choice | None = None
+    choice: Decision[Node] | None = None
+    """Noted."""
     held_s: float = 0.0
     """Waited here because all nodes were hot."""
     budget_s: float = BUDGET_S
@@ -100,6 +101,14 @@ class Call:
     """Where traces are collected."""
     node_traces: bool = False
     """The node that answers sends spans of its own."""
+
+    def __init__(self, request_id: bytes, started: float, protocol: str, client_rtt_s: float | None) -> None:
+        """`started`: the first byte of the request, as the listener read it; the last, once that has come: how long a
+        client takes to send what it asks is no part of the answer's latency."""
+        self.request_id = request_id
+        self.started = started
+        self.protocol = protocol
+        self.client_rtt_s = client_rtt_s
 
     def answered_as(self, copy: Call) -> None:
         """It is a second copy that answers."""
@@ -177,12 +186,12 @@ class Account:
         ended, self._ended = self._ended, []
         if not ended:
             return
-        records = [record_of(*one) for one in ended]
+        records = list(starmap(record_of, ended))
         self._metrics.recorded(records)
+        self._log.records(records)
         for (call, _, _), record in zip(ended, records, strict=True):
             if call.choice is not None:
                 self._decisions.add(call.choice, record)
-            self._log.record(record)
             self._outcomes.add(record)
             if self.tracer is not None and call.trace is not None:
                 self.tracer.end(call.trace, record, told=call.node_traces)
@@ -190,55 +199,39 @@ class Account:
 
 def record_of(call: Call, now: float, time: float) -> dict[str, Any]:
     """Its line in the log. `now`: when it ended, as the call's moments; `time`: the same in Unix seconds."""
-    client, rtt, edge, hold, failover, parse, queue, prefill, first, relay, rest, total = call.ledger()
+    ledger = call.ledger()
     _, finish, usage, failed = call.ending or _UNKNOWN
     prompt, cached, written = call.prompt_tokens, call.cached_tokens, call.written
     if usage is not None:
         counted, found = counts_of(usage)
         prompt, cached = prompt if counted is None else counted, cached if found is None else found
-        told = _count(usage.get("completion_tokens"))
-        written = written if told is None else told
+        told = usage.get("completion_tokens")
+        written = told if isinstance(told, int) else written
+    total = ledger.total
     return {
         "event": "request",
         "time": time,
         "request_id": call.request_id.decode("ascii"),
-        "tenant": call.tenant,
-        "model": call.model,
-        "stream": call.stream,
-        "protocol": call.protocol,
-        "status": call.status,
+        **dict(zip(_TOLD, _told(call), strict=True)),
         "code": call.code or failed,
-        "client_gone": call.client_gone,
-        "region": call.region,
-        "node": call.node,
-        "attempts": call.attempts,
-        "failures": call.failures,
-        "resumes": call.resumes,
-        "resumed_on": call.resumed_on,
-        "hedge": call.hedge,
         "reason": None if call.choice is None else call.choice.reason,
-        "expected_s": call.expected_s,
-        "shown_s": call.shown_s,
-        "client_s": client,
-        "rtt_s": rtt,
-        "edge_s": edge,
-        "hold_s": hold,
-        "failover_s": failover,
-        "parse_s": parse,
-        "queue_s": queue,
-        "prefill_s": prefill,
-        "first_s": first,
-        "relay_s": relay,
-        "unexplained_s": rest,
-        "first_token_s": total,
-        "wait_s": None if total is None else total + (client or 0.0),
-        "budget_s": call.budget_s,
+        **dict(zip(_TERMS, ledger, strict=True)),
+        "wait_s": None if total is None else total + (ledger.client or 0.0),
         "total_s": now - call.started,
         "finish": finish,
         "prompt_tokens": prompt,
         "cached_tokens": cached,
         "completion_tokens": written,
     }
+
+
+_TOLD = (
+    "tenant", "model", "stream", "protocol", "status", "client_gone", "region", "node", "attempts", "failures",
+    "resumes", "resumed_on", "hedge", "expected_s", "shown_s", "budget_s",
+)  # fmt: skip
+"""Of a call, in its record as they are."""
+_told = attrgetter(*_TOLD)
+_TERMS = tuple("first_token_s" if name == "total" else f"{name}_s" for name in Ledger._fields)
 
 
 class Ending(NamedTuple):
@@ -261,9 +254,10 @@ _UNKNOWN = Ending(finished=False)
 
 def counts_of(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Tokens of the prompt, and how many of them were cached."""
-    details = usage.get("prompt_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    return _count(usage.get("prompt_tokens")), cached
+    prompt, details = usage.get("prompt_tokens"), usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    # A node's word, and so perhaps no number; only numbers are logged.
+    return prompt if isinstance(prompt, int) else None, cached if isinstance(cached, int) else None
 
 
 def ending_of_stream(last: Iterable[Event]) -> Ending:
@@ -309,8 +303,3 @@ def _usage(value: dict[str, Any]) -> dict[str, Any] | None:
         if timed is not None:
             return {**usage, "prompt_tokens_details": {"cached_tokens": timed.cached}}
     return usage
-
-
-def _count(value: object) -> int | None:
-    """A node's word, and so perhaps no number; only numbers are logged."""
-    return value if isinstance(value, int) else None

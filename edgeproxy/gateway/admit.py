@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from edgeproxy.access.tenants import Tenant
-from edgeproxy.gateway.bodies import Room
+from edgeproxy.gateway.bodies import FREE_BYTES, Room
 from edgeproxy.gateway.watch import ClientGone, Receive
 from edgeproxy.protocol.node.request import BUDGET_HEADER, MAX_PRIORITY, POLICY_HEADER, Terms, budget_ms, strict
 from edgeproxy.protocol.openai.bodies import compressed, not_json, too_large
@@ -27,7 +27,7 @@ REFUSED = frozenset({"cache_salt", "kv_transfer_params", "resume"})
 
 _SESSION_FIELDS = ("prompt_cache_key", "user")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
-_FORWARDED = (b"forwarded", b"x-forwarded-for", b"via")
+_FORWARDED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
 
 
 class ChatRequest(NamedTuple):
@@ -68,7 +68,7 @@ def may_see_details(scope: Scope, fields: Fields, tenant: Tenant) -> bool:
         return True
     client = scope.get("client")
     local = client is not None and (client[0] == "::1" or client[0].startswith("127."))
-    return local and not any(name in fields for name in _FORWARDED)
+    return local and _FORWARDED.isdisjoint(fields)
 
 
 async def read_chat(fields: Fields, receive: Receive, limit: int, room: Room) -> ChatRequest:
@@ -82,8 +82,22 @@ async def read_chat(fields: Fields, receive: Receive, limit: int, room: Room) ->
     if length is not None and length.isdigit():
         if len(length) > 15 or int(length) > limit:
             raise too_large(limit)
-        room.cover(int(length))
-    return parse_chat(await _read(receive, limit, room))
+        if int(length) > FREE_BYTES:
+            room.cover(int(length))
+    pieces: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > limit:
+            raise too_large(limit)
+        if size > FREE_BYTES:
+            room.cover(size)
+        more = message.get("more_body", False)
+    return parse_chat(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
 def parse_chat(body: bytes) -> ChatRequest:
@@ -146,19 +160,3 @@ def _session(value: dict[str, Any]) -> bytes | None:
         if isinstance(found, str) and found:
             return found.encode("utf-8", "surrogatepass")
     return None
-
-
-async def _read(receive: Receive, limit: int, room: Room) -> bytes:
-    pieces: list[bytes] = []
-    size, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
-        if size > limit:
-            raise too_large(limit)
-        room.cover(size)
-        more = message.get("more_body", False)
-    return b"".join(pieces) if len(pieces) > 1 else pieces[0]

@@ -83,7 +83,10 @@ class Answer:
 
     async def write(self, data: bytes) -> None:
         """Waits while the client does not read."""
-        await self._deliver({"type": "http.response.body", "body": data, "more_body": True})
+        try:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        except OSError as error:
+            raise ClientGone from error
 
     async def end(self) -> None:
         await self._deliver({"type": "http.response.body", "body": b"", "more_body": False})

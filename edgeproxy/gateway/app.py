@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import lru_cache
 from random import Random
 from time import monotonic
 from typing import Any
@@ -25,10 +26,12 @@ from edgeproxy.gateway.stages import Stages
 from edgeproxy.gateway.timings import asked
 from edgeproxy.gateway.watch import ClientGone, Message, Receive, Send, Watch
 from edgeproxy.observe.log import Log
+from edgeproxy.protocol.node.request import BUDGET_HEADER, POLICY_HEADER, Terms
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import Headers, to_node
 from edgeproxy.protocol.trace_context import FIELD as TRACEPARENT
 from edgeproxy.upstream.node import Fleet
+from edgeproxy.upstream.salts import TENANTS
 from edgeproxy.wire.ingress import Ingress, ingress
 from edgeproxy.wire.quota import address_key
 
@@ -65,8 +68,8 @@ class Gateway:
         self._log = log
         self._rest = rest
         self._rng = rng
-        self._fleet = fleet
-        self._salts = fleet.salts
+        salt_of = fleet.salts.of
+        self._usual_terms = lru_cache(TENANTS)(lambda name, priority: Terms(salt_of(name), priority).encode())
         self._bodies = Bodies(limits.bodies_bytes)
         self._router = Router(fleet, rng)
         self._stages = Stages()
@@ -79,54 +82,59 @@ class Gateway:
         path = plain(scope["path"])
         if path != scope["path"]:
             scope = {**scope, "path": path}
-        fields: Fields = dict(scope["headers"])
+        fields = dict(scope["headers"])
         identity = request_id(fields, self._rng)
         answer = Answer(send, identity)
-        if path in ROUTED and scope["method"] == "POST":
-            known = ingress(scope)
-            call = _open(identity, known)
-            call.path = path.encode("ascii")
-            self._stages.under_way += 1
+        if path not in ROUTED or scope["method"] != "POST":
             try:
-                await self._guarded(self._chat(scope, known, receive, answer, call), answer, call)
-            finally:
-                self._stages.under_way -= 1
-                answer.close()
-                refused = None if known is None else known.refused
-                call.status = answer.status or (CLIENT_CLOSED if refused is None else refused.status)
-                call.handed_at = answer.handed_at
-                if refused is not None:
-                    call.client_gone, call.code = False, refused.code
-                self._account.close(call, monotonic())
-        else:
-            await self._guarded(self._other(scope, receive, answer), answer, None)
-
-    async def _guarded(self, work: Awaitable[None], answer: Answer, call: Call | None) -> None:
-        """Turns what went wrong into an answer while there is one to give; else the listener cuts the connection."""
-        try:
-            try:
-                await work
-                return
-            except ApiError as error:
-                failure = error
-            except ClientGone:
-                raise
+                await self._other(scope, receive, answer)
             except Exception as error:
-                self._report(error, answer)
-                if answer.ended:  # Starlette raises again what it has answered
-                    return
-                if answer.started:
-                    raise
-                failure = ApiError(500, "the proxy failed; the operator's log says where", "internal_error")
-            if call is not None:
-                call.code = failure.code
-            await answer.give(whole(failure))
-        except ClientGone:
-            if call is not None:
-                call.client_gone = True
+                await self._fail(error, answer, None)
+            return
+        known = ingress(scope)
+        call = _open(identity, known)
+        call.path = path.encode("ascii")
+        self._stages.under_way += 1
+        try:
+            await self._chat(scope, fields, known, receive, answer, call)
+        except Exception as error:
+            await self._fail(error, answer, call)
+        finally:
+            self._stages.under_way -= 1
+            answer.close()
+            refused = None if known is None else known.refused
+            call.status = answer.status or (CLIENT_CLOSED if refused is None else refused.status)
+            call.handed_at = answer.handed_at
+            if refused is not None:
+                call.client_gone, call.code = False, refused.code
+            self._account.close(call, monotonic())
 
-    async def _chat(self, scope: Scope, known: Ingress | None, receive: Receive, answer: Answer, call: Call) -> None:
-        fields = fields_of(scope["headers"])
+    async def _fail(self, error: Exception, answer: Answer, call: Call | None) -> None:
+        """Turns what went wrong into an answer while there is one to give; else the listener cuts the connection."""
+        failure = error
+        if not isinstance(error, ApiError | ClientGone):
+            self._report(error, answer)
+            if answer.ended:  # Starlette raises again what it has answered
+                return
+            if answer.started:
+                raise error
+            failure = ApiError(500, "the proxy failed; the operator's log says where", "internal_error")
+        try:
+            if isinstance(failure, ApiError):
+                if call is not None:
+                    call.code = failure.code
+                await answer.give(whole(failure))
+                return
+        except ClientGone:
+            pass
+        if call is not None:
+            call.client_gone = True
+
+    async def _chat(
+        self, scope: Scope, fields: Fields, known: Ingress | None, receive: Receive, answer: Answer, call: Call
+    ) -> None:
+        if len(fields) < len(scope["headers"]):
+            fields = fields_of(scope["headers"])
         self._hosts.check(fields.get(b"host"))
         tenant = self._keys.tenant(fields.get(b"authorization"))
         call.tenant = tenant.name
@@ -135,27 +143,21 @@ class Gateway:
             request = await read_chat(fields, receive, self._limits.body_bytes, room)
             if known is not None:
                 call.started = known.last_byte
-            await self._serve(request, tenant, fields, known, receive, answer, call)
+            call.stream, call.model = request.stream, self._router.label(request.model) or UNKNOWN_MODEL
+            call.timings = asked(fields, call.disclose, request.stream, request.counted)
+            call.to_native = self._terms(request, tenant, fields)
+            regions = self._fleet.regions if tenant.regions is None else tenant.regions
+            plan = self._router.plan(request, tenant, controls(fields, regions))
+            with Watch(known, receive, answer.is_ended):
+                if request.stream:
+                    answer.hold(self._limits.hold_headers_s)
+                await self._stages.pause()
+                await self._course.run(plan, request, tenant, self._to_node(fields, call), answer, call)
 
-    async def _serve(
-        self,
-        request: ChatRequest,
-        tenant: Tenant,
-        fields: Fields,
-        known: Ingress | None,
-        receive: Receive,
-        answer: Answer,
-        call: Call,
-    ) -> None:
-        call.stream, call.model = request.stream, self._router.label(request.model) or UNKNOWN_MODEL
-        call.timings = asked(fields, call.disclose, request.stream, request.counted)
-        call.to_native = terms(tenant, self._salts.of(tenant.name), request.priority, fields).encode()
-        plan = self._router.plan(request, tenant, controls(fields, self._regions(tenant)))
-        with Watch(known, receive, answer.is_ended):
-            if request.stream:
-                answer.hold(self._limits.hold_headers_s)
-            await self._stages.pause()
-            await self._course.run(plan, request, tenant, self._to_node(fields, call), answer, call)
+    def _terms(self, request: ChatRequest, tenant: Tenant, fields: Fields) -> Headers:
+        if BUDGET_HEADER in fields or POLICY_HEADER in fields:
+            return terms(tenant, self._fleet.salts.of(tenant.name), request.priority, fields).encode()
+        return self._usual_terms(tenant.name, max(request.priority or 0, tenant.priority))
 
     def _to_node(self, fields: Fields, call: Call) -> Headers:
         found = to_node(fields, call.request_id)
@@ -163,9 +165,6 @@ class Gateway:
             return found
         call.trace = self._account.tracer.begin(fields.get(TRACEPARENT))
         return [field for field in found if field[0] != TRACEPARENT] + [(TRACEPARENT, call.trace.context.encode())]
-
-    def _regions(self, tenant: Tenant) -> Collection[str]:
-        return self._fleet.regions if tenant.regions is None else tenant.regions
 
     async def _other(self, scope: Scope, receive: Receive, answer: Answer) -> None:
         fields = fields_of(scope["headers"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
 
@@ -75,10 +76,12 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
     try:
         response = await node.pool.request(b"POST", call.path, headers, node.body(body))
         call.heard = True
-        node.observe(response.headers, response.first_byte_at)
+        fields = first_of_each(response.headers)
+        if REPORT_HEADER in fields:
+            node.observe(response.headers, response.first_byte_at)
         numerics = node.numerics  # now: while we wait, probes look again
         try:
-            outcome = await _outcome(response, call, limits)
+            outcome = await _outcome(response, fields, call, limits)
         except BaseException:
             response.close()
             raise
@@ -95,8 +98,10 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
     return outcome
 
 
-async def _outcome(response: Response, call: Call, limits: GatewayLimits) -> Whole | Begun:
-    status, fields = response.status, first_of_each(response.headers)
+async def _outcome(
+    response: Response, fields: Mapping[bytes, bytes], call: Call, limits: GatewayLimits
+) -> Whole | Begun:
+    status = response.status
     call.terms = node_terms(fields.get(TIMING_HEADER))
     call.node_traces = _tells_spans(fields.get(TRACERESPONSE), call)
     call.prompt_tokens, call.cached_tokens = decode_tokens(fields.get(TOKENS_HEADER))
@@ -166,14 +171,16 @@ async def _until_content(
 
 
 async def _whole(response: Response, readable: bool, call: Call) -> Whole | Begun:
-    pieces, size = list[bytes](), 0
-    while data := await response.read():
-        pieces.append(data)
-        size += len(data)
-        if size > MAX_WHOLE_BYTES:
-            call.first_at = monotonic()
-            return Begun(response, to_client(response.headers), b"".join(pieces), [], None, deque())
-    body = b"".join(pieces)
+    body = response.whole()
+    if body is None:
+        pieces, size = list[bytes](), 0
+        while data := await response.read():
+            pieces.append(data)
+            size += len(data)
+            if size > MAX_WHOLE_BYTES:
+                call.first_at = monotonic()
+                return Begun(response, to_client(response.headers), b"".join(pieces), [], None, deque())
+        body = b"".join(pieces)
     if readable:
         try:
             value = orjson.loads(body)

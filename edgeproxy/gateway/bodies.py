@@ -6,8 +6,7 @@ import asyncio
 import ctypes
 import functools
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from edgeproxy.protocol.openai.errors import ApiError
 
@@ -26,13 +25,8 @@ class Bodies:
         self.held = 0
         self._freed = 0
 
-    @contextmanager
-    def room(self, client: str) -> Iterator[Room]:
-        room = Room(self, client)
-        try:
-            yield room
-        finally:
-            self._give_back(client, room.size)
+    def room(self, client: str) -> Room:
+        return Room(self, client)
 
     def take(self, client: str, size: int) -> None:
         """Raises ApiError 503."""
@@ -46,7 +40,7 @@ class Bodies:
         self.held += size
         self._by_client[client] += size
 
-    def _give_back(self, client: str, size: int) -> None:
+    def give_back(self, client: str, size: int) -> None:
         self.held -= size
         self._by_client[client] -= size
         if not self._by_client[client]:
@@ -59,12 +53,23 @@ class Bodies:
 
 
 class Room:
-    """One request's."""
+    """One request's: a context, at whose end its bytes are over."""
+
+    __slots__ = ("_bodies", "_client", "size")
 
     def __init__(self, bodies: Bodies, client: str) -> None:
         self._bodies = bodies
         self._client = client
         self.size = 0
+
+    def __enter__(self) -> Room:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.size:
+            self._bodies.give_back(self._client, self.size)
 
     def cover(self, size: int) -> None:
         """The body has, or will have, so many bytes. Raises ApiError 503."""

@@ -17,7 +17,6 @@ from edgeproxy.access.tenants import Tenant
 from edgeproxy.gateway.account import Call
 from edgeproxy.gateway.admit import ChatRequest
 from edgeproxy.gateway.answer import Answer, Whole, whole
-from edgeproxy.gateway.decisions import choice
 from edgeproxy.gateway.plan import Plan, in_turn
 from edgeproxy.gateway.refusal import code_of, shortened, with_model, with_region
 from edgeproxy.gateway.relay import Relay, Request
@@ -83,26 +82,26 @@ class Course:
 
     async def _serve(self, request: Request, answer: Answer, call: Call) -> Whole | None:
         """None: it is answered. Else what the client is to be told if nobody else does better."""
-        plan = request.plan
-        decision = await self._decided(plan, call)
+        plan, now = request.plan, monotonic()
+        decision = plan.decide(now, call.started + call.budget_s - now)
+        if isinstance(decision, Hold):
+            decision = await self._held(plan, call, decision, now)
+            now = monotonic()
         if call.choice is None:
-            call.choice = choice(decision)
-        now = monotonic()
+            call.choice = decision.noted()
         if decision.first is None:
             return whole(_none(plan, now))
         return await self._relay.run(in_turn(decision, now), request, answer, call)
 
-    async def _decided(self, plan: Plan, call: Call) -> Decision[Node]:
-        begun = now = monotonic()
-        deadline = call.started + call.budget_s
-        found, until = plan.decide(now, deadline - now), inf
+    async def _held(self, plan: Plan, call: Call, found: Decision[Node] | Hold, begun: float) -> Decision[Node]:
+        """All nodes are hot: until one is not, or its time is over. `begun`: now."""
+        now, until, deadline = begun, inf, call.started + call.budget_s
         while isinstance(found, Hold):
             until = min(until, found.until)  # the first hold's end, however often it has to wait
             await self._router.holds.wait(plan, call.started, until, deadline)
             now = monotonic()
             found = plan.decide(now, until - now)
-        if until is not inf:
-            call.held_s += now - begun
+        call.held_s += now - begun
         return found
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgeproxy.observe.rings import Kind, Rings
-from edgeproxy.routing.choose import Decision, Option, Reason
+from edgeproxy.routing.choose import Decision, Option
 from edgeproxy.upstream.node import Node
 
 KEPT = 1000
@@ -30,31 +30,14 @@ _OUTCOME = (
 )
 
 
-class Choice(NamedTuple):
-    """A decision, as the estimates stood then."""
-
-    reason: Reason
-    hot: bool
-    tokens: float
-    """Of the prompt, as estimated."""
-    first: Option[Node] | None
-    """The node chosen, with its forecast."""
-    runner_up: Option[Node] | None
-
-
-def choice(decision: Decision[Node]) -> Choice:
-    """To be asked before the request is sent: sending changes what the forecasts rest on."""
-    return Choice(decision.reason, decision.hot, decision.wanted.tokens, *decision.options())
-
-
 class Decisions:
-    """The last KEPT of those answered, failed and refused each. What is kept is rendered when somebody asks."""
+    """The last KEPT of those answered, failed and refused each. What is kept is worked out when somebody asks."""
 
     def __init__(self, kept: int = KEPT) -> None:
-        self._kept: Rings[tuple[Choice, Mapping[str, Any]]] = Rings(kept)
+        self._kept: Rings[tuple[Decision[Node], Mapping[str, Any]]] = Rings(kept)
 
-    def add(self, made: Choice, record: Mapping[str, Any]) -> None:
-        """`record`: the request's line in the log."""
+    def add(self, made: Decision[Node], record: Mapping[str, Any]) -> None:
+        """`made`: noted. `record`: the request's line in the log."""
         self._kept.add(record, (made, record))
 
     def latest(self, count: int) -> list[dict[str, Any]]:
@@ -65,7 +48,7 @@ class Decisions:
         """Of these requests, as far as they are among the last `count` of their kind."""
         last = self._kept.newest(dict.fromkeys(Kind, count))
         found = [(record["request_id"], made) for made, record in last if record["request_id"] in request_ids]
-        return {request_id: _option(made.runner_up) for request_id, made in reversed(found)}
+        return {request_id: _option(made.options()[1]) for request_id, made in reversed(found)}
 
     def of(self, request_id: str) -> dict[str, Any] | None:
         """The newest of that id: clients may name their requests as they like."""
@@ -73,15 +56,16 @@ class Decisions:
         return None if found is None else _view(*found)
 
 
-def _view(made: Choice, record: Mapping[str, Any]) -> dict[str, Any]:
+def _view(made: Decision[Node], record: Mapping[str, Any]) -> dict[str, Any]:
     expected, shown = record["expected_s"], record["shown_s"]
+    first, runner_up = made.options()
     return {
         **{name: record[name] for name in _OUTCOME},
         "reason": made.reason,
         "hot": made.hot,
-        "prompt_tokens": round(made.tokens),
-        "chosen": _option(made.first),
-        "runner_up": _option(made.runner_up),
+        "prompt_tokens": round(made.wanted.tokens),
+        "chosen": _option(first),
+        "runner_up": _option(runner_up),
         "expected_s": expected,
         "actual_s": shown,
         "error_s": None if expected is None or shown is None else expected - shown,

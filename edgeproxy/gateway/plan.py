@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
+from time import monotonic
 from typing import NamedTuple
 
 from edgeproxy.gateway.controls import Controls
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.routing.affinity import Sessions
-from edgeproxy.routing.choose import MAX_HOLD_S, Decision, Hold, Wanted, choose
+from edgeproxy.routing.choose import Decision, Hold, Wanted, choose
 from edgeproxy.routing.home import Home
 from edgeproxy.routing.length import Length
 from edgeproxy.routing.prefix import held_bytes
@@ -89,15 +90,14 @@ class Plan:
 
     def decide(self, now: float, hold_s: float = 0.0) -> Decision[Node] | Hold:
         """`hold_s`: how long it may be held where all nodes are hot."""
-        wanted = self.wanted if hold_s <= 0.0 else self.wanted._replace(hold_s=min(hold_s, MAX_HOLD_S))
-        known, regions = self.known, self.wishes.regions
+        known, wanted, regions = self.known, self.wanted, self.wishes.regions
         if regions is None:
             home = known.fleet.home
             nodes = self._nodes.pick(wanted, home, now, known.rng)
         else:
             home = Home(regions, strict=True)
             nodes = self.nodes
-        found = choose(nodes, wanted, home, now, known.rng)
+        found = choose(nodes, wanted, home, now, known.rng, hold_s)
         if not isinstance(found, Hold):
             self.decision = found
         return found
@@ -125,7 +125,7 @@ class Plan:
         wished = self.wishes.regions or ()
         others = [node for node in self._nodes.nodes if node.region not in wished]
         found = choose(others, self.wanted, self.known.fleet.home, now, self.known.rng)
-        if isinstance(found, Hold) or found.first is None or found.hot or not found.healthy:
+        if isinstance(found, Hold) or found.first is None or found.hot or not found.fit:
             return None
         return found.first.region
 
@@ -146,7 +146,9 @@ class Plan:
     def _wanted(self) -> Wanted:
         size, messages, _, session = self.prompt
         length = self._length
-        cached = {slot: length.held(size, messages, held_bytes(depth)) for slot, depth in self._depths.items()}
+        cached: dict[int, float] = {}
+        if self._depths:
+            cached = {slot: length.held(size, messages, held_bytes(depth)) for slot, depth in self._depths.items()}
         sticky = None if session is None else self.known.sessions.slot(session)
         return Wanted(length.tokens(size, messages), cached, sticky, usual=length.usual)
 
@@ -155,7 +157,8 @@ def in_turn(decision: Decision[Node], now: float) -> Iterator[Node]:
     """The first choice, then the best of each region that has not been tried, then the rest: what fails a request is
     seldom one node's own, and a region that dies takes all its nodes along. Where all connections are taken it would
     stand in line, so such nodes come after the others. Unfit nodes stay last; after them come those that have been down
-    and up again since `now`, the time of the decision."""
+    and up again since `now`, the time of the decision. All but the first stand as they do when the second is asked for.
+    """
     first = decision.first
     if first is None:
         return
@@ -166,9 +169,9 @@ def in_turn(decision: Decision[Node], now: float) -> Iterator[Node]:
     else:
         tried.add(first.region)
         yield first
-    others, fit = decision.candidates[1:], max(decision.healthy - 1, 0)
+    fit, last = decision.others(monotonic())
     later: list[Node] = []
-    for node in others[:fit]:
+    for node in fit:
         if node.pool.full:
             full.append(node)
         elif node.region in tried or node.standby:
@@ -178,7 +181,7 @@ def in_turn(decision: Decision[Node], now: float) -> Iterator[Node]:
             yield node
     yield from later
     yield from full
-    yield from others[fit:]
-    for node in decision.candidates:
+    yield from last
+    for node in (first, *fit, *last):
         if node.ready and node.ready_since > now:
             yield node

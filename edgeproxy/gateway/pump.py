@@ -113,7 +113,8 @@ class Pump:
 
     async def _copy(self, quiet: Quiet) -> None:
         response, parser, transcript, answer = self._response, self._parser, self._transcript, self._answer
-        timings, events, rest = self._timings, self._to_done(self._begun.events), list[Event]()
+        timings, recent = self._timings, self._begun.recent
+        events, rest = self._to_done(self._begun.events), list[Event]()
         if timings is not None:  # what tells the usage waits until the content is handed on
             events, rest = timings.apart(events)
         await answer.begin(self._begun.headers, transcript.take(events))
@@ -128,10 +129,13 @@ class Pump:
             passed = transcript.take(events)
             if passed:
                 await answer.write(passed)
-            said = [event for event in events if not event.comment]
             quiet.since = monotonic()
+            said = False
+            for event in events:
+                if not event.comment:
+                    recent.append(event)
+                    said = True
             if said:
-                self._begun.recent.extend(said)
                 heard = quiet.since
             elif passed and quiet.since - heard > self._stall_s:
                 raise Broken("stalled_late")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import replace
+from copy import copy
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -66,7 +66,8 @@ class Race:
         node = self.copied = other.node
         call.attempts += 1
         call.hedge = "abandoned"
-        own = replace(call, failures=(), node=node.name, region=node.region, rtt_s=node.rtt.srtt)
+        own = copy(call)
+        own.failures, own.node, own.region, own.rtt_s = (), node.name, node.region, node.rtt.srtt
         try:
             sent = copies.begin(self._send(node, own))
             won = await _sooner(first, sent)

@@ -40,7 +40,7 @@ LEAST_ATTEMPT_S = 2.0
 """What a further attempt has in any case: less would be no attempt."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """What goes to nodes: to one, and to another where that fails."""
 

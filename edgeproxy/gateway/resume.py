@@ -104,12 +104,6 @@ async def go_on_from_text(
 
 def _unseen(call: Call) -> Call:
     """A resume has times of its own: the ledger of the request was closed by its first content."""
-    return Call(
-        call.request_id,
-        monotonic(),
-        call.protocol,
-        call.client_rtt_s,
-        stream=True,
-        to_native=call.to_native,
-        path=call.path,
-    )
+    unseen = Call(call.request_id, monotonic(), call.protocol, call.client_rtt_s)
+    unseen.stream, unseen.to_native, unseen.path = True, call.to_native, call.path
+    return unseen

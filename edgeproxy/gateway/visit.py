@@ -15,9 +15,6 @@ from edgeproxy.routing.forecast import Timings
 from edgeproxy.routing.load import Sent
 from edgeproxy.upstream.node import Node
 
-_WORK = ("parse", "prefill", "first")
-"""Of the node's own terms, those that are not queue."""
-
 _TELLING = 8
 """A node's first answers also stand for nodes of its model that have not answered yet."""
 
@@ -79,7 +76,9 @@ class Visit:
             outlook.load.began(self.sent, None)
             return
         queue = terms.get("queue")
-        work = None if queue is None else sum([terms.get(name, 0.0) for name in _WORK])
+        work = None
+        if queue is not None:  # of the node's own terms, those that are not queue
+            work = terms.get("parse", 0.0) + terms.get("prefill", 0.0) + terms.get("first", 0.0)
         timings = Timings(first_at - self.at, queue, work)
         outlook.began(self.sent, tokens, timings, self.expected)
         if outlook.pace.samples <= _TELLING:

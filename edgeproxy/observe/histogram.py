@@ -7,8 +7,9 @@ buckets, 3 of the 19 µs that a request may cost here.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, repeat
 from typing import Any
 
 from prometheus_client.samples import Exemplar
@@ -29,22 +30,20 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, values: Sequence[float]) -> None:
-        counts, edges = self._counts, self._edges
-        for value in values:
-            counts[bisect_left(edges, value)] += 1
+        self._count(map(bisect_left, repeat(self._edges), values))
         self.sum += sum(values)
 
     def observe_of(self, values: Sequence[float], records: Sequence[Mapping[str, Any]]) -> None:
         """The same, with the requests that the values are of: of each bucket the last becomes its exemplar."""
-        counts, edges = self._counts, self._edges
-        last: dict[int, tuple[float, Mapping[str, Any]]] = {}
-        for value, record in zip(values, records, strict=True):
-            index = bisect_left(edges, value)
-            counts[index] += 1
-            last[index] = value, record
+        places = list(map(bisect_left, repeat(self._edges), values))
+        self._count(places)
         self.sum += sum(values)
-        for index, (value, record) in last.items():
-            self._last[index] = (value, record["request_id"], record["time"])
+        for index, (value, record) in dict(zip(places, zip(values, records, strict=True), strict=True)).items():
+            self._last[index] = value, record["request_id"], record["time"]
+
+    def _count(self, places: Iterable[int]) -> None:
+        for index, count in Counter(places).items():
+            self._counts[index] += count
 
     def buckets(self) -> list[Bucket]:
         """Cumulative, as Prometheus wants them."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -18,6 +19,9 @@ MAX_PENDING_BYTES = 1 << 20
 _GATHER_S = 0.02
 _PIECE_BYTES = select.PIPE_BUF
 """A pipe that polls as writable takes this much without blocking (pipe(7))."""
+
+
+_line = partial(orjson.dumps, default=str, option=orjson.OPT_APPEND_NEWLINE)
 
 
 class Log:
@@ -47,7 +51,16 @@ class Log:
 
     def record(self, fields: dict[str, Any]) -> None:
         """One JSON line. Values that JSON does not know are written as text."""
-        self._append(orjson.dumps(fields, default=str, option=orjson.OPT_APPEND_NEWLINE))
+        self._append(_line(fields))
+
+    def records(self, some: Iterable[dict[str, Any]]) -> None:
+        """The same for several."""
+        lines = list(map(_line, some))
+        whole = b"".join(lines)
+        if len(self._pending) + len(whole) <= MAX_PENDING_BYTES:
+            lines = [whole]
+        for line in lines:
+            self._append(line)
 
     def say(self, text: str) -> None:
         """A line for people, written at once where the reader takes it."""

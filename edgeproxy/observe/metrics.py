@@ -5,8 +5,8 @@ Counting is done on plain integers (histogram.py). A scrape turns them into the 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import sub
 from time import time
 from typing import Any
 
@@ -21,7 +21,7 @@ from edgeproxy.observe.cost import Produced, cost_families
 from edgeproxy.observe.fleet import NodeView, fleet_families
 from edgeproxy.observe.histogram import Histogram
 from edgeproxy.observe.reloads import ReloadStatus
-from edgeproxy.observe.requests import Requests, tally
+from edgeproxy.observe.requests import Requests, by, column, having, known, tally
 
 FORECAST_EDGES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 SHARE_EDGES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
@@ -50,7 +50,7 @@ class Metrics:
         self._reloads = reloads or ReloadStatus(0.0)
         self._burn = burn
         self._connections = {} if connections is None else connections
-        self._requests: dict[tuple[str, str, int], int] = {}
+        self._requests: dict[tuple[str, str | None, int], int] = {}
         self._failures: dict[tuple[str, str], int] = {}
         self._edge = Histogram(EDGE_EDGES)
         self._decisions: dict[str, int] = {}
@@ -67,36 +67,31 @@ class Metrics:
 
     def recorded(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Of requests that have ended: their lines in the log."""
-        places = [(record["model"], record["region"] or NO_REGION, record["status"]) for record in records]
+        places = zip(column(records, "model"), column(records, "region"), column(records, "status"), strict=True)
         tally(self._requests, places)
-        tally(self._decisions, [reason for record in records if (reason := record["reason"]) is not None])
-        self._disconnects += sum([record["client_gone"] for record in records])
-        self._edge.observe([edge for record in records if (edge := record["edge_s"]) is not None])
-        written: Counter[tuple[str, str]] = Counter()
-        forecasts: dict[str, list[tuple[float, float]]] = {}
-        for record in records:
-            region = record["region"]
-            if region is None:
-                continue
-            if record["completion_tokens"]:
-                written[record["model"], region] += record["completion_tokens"]
-            if record["expected_s"] is not None and record["shown_s"] is not None:
-                forecasts.setdefault(region, []).append((record["expected_s"], record["shown_s"]))
-        for (model, region), tokens in written.items():
-            self.produced.add(model, region, tokens, records[-1]["time"])
-        for region, found in forecasts.items():
-            self._forecast(region, found)
+        tally(self._decisions, known(records, "reason"))
+        self._disconnects += sum(column(records, "client_gone"))
+        self._edge.observe(known(records, "edge_s"))
+        for region, found in by("region", records):
+            for model, some in by("model", found):
+                tokens = sum(known(some, "completion_tokens"))
+                if tokens:
+                    self.produced.add(model, region, tokens, records[-1]["time"])
+            self._forecast(region, having(having(found, "expected_s"), "shown_s"))
         self.requests.add(records)
 
-    def _forecast(self, region: str, found: Sequence[tuple[float, float]]) -> None:
+    def _forecast(self, region: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Of first tokens, from sending to a node: how long was foretold, and how long it took."""
+        if not records:
+            return
         error = self._forecast_error.get(region)
         if error is None:
             error = self._forecast_error[region] = Histogram(FORECAST_EDGES)
             self._forecast_share[region] = Histogram(SHARE_EDGES)
-        error.observe([abs(expected - actual) for expected, actual in found])
-        shares = [abs(expected - actual) / actual for expected, actual in found if actual > 0]
-        self._forecast_share[region].observe(shares)
+        shown = column(records, "shown_s")
+        errors = list(map(abs, map(sub, column(records, "expected_s"), shown)))
+        error.observe(errors)
+        self._forecast_share[region].observe([off / took for off, took in zip(errors, shown, strict=True) if took > 0])
 
     def failed(self, node: str, reason: str) -> None:
         key = (node, reason)
@@ -123,7 +118,7 @@ class Metrics:
             "edgeproxy_requests", "Chat requests that ended", labels=["model", "region", "status"]
         )
         for (model, region, status), count in self._requests.items():
-            requests.add_metric([model, region, str(status)], count)
+            requests.add_metric([model, region or NO_REGION, str(status)], count)
         failures = CounterMetricFamily(
             "edgeproxy_node_failures", "Attempts that a node failed or refused", labels=["node", "reason"]
         )

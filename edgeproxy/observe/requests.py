@@ -1,12 +1,13 @@
 """What requests cost, as histograms and counters: by the conventions of OpenTelemetry for generative AI where there are
 any (gen_ai.server.*), by the budget's terms where there are none.
 
-Records come some at a time and are taken a field at a time, so that the loops over them are short ones."""
+Records come some at a time and are taken a field at a time, so that the loops over them are the interpreter's own."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter, le
 from typing import Any, TypeVar
 
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -50,34 +51,34 @@ class Requests:
         self.codes: dict[str, int] = {}
 
     def add(self, records: Sequence[Record]) -> None:
-        tally(self.protocols, [record["protocol"] for record in records])
-        tally(self.codes, [code for record in records if (code := record["code"]) is not None])
-        answered = [record for record in records if record["first_token_s"] is not None]
+        tally(self.protocols, column(records, "protocol"))
+        tally(self.codes, known(records, "code"))
+        answered = having(records, "first_token_s")
         if not answered:
             return
-        tally(self._budget, ["within" if one["wait_s"] <= one["budget_s"] else "over" for one in answered])
+        within = sum(map(le, column(answered, "wait_s"), column(answered, "budget_s")))
+        self._budget["within"] += within
+        self._budget["over"] += len(answered) - within
         for field, histogram in self._fields:
-            values = [value for record in answered if (value := record[field]) is not None]
-            if values:
-                histogram.observe(values)
-        for region, found in _by("region", answered):
-            _of(self._waits, region, self._edges).observe_of([record["wait_s"] for record in found], found)
-        for model, found in _by("model", answered):
+            histogram.observe(known(answered, field))
+        for region, found in by("region", answered):
+            _of(self._waits, region, self._edges).observe_of(column(found, "wait_s"), found)
+        for model, found in by("model", answered):
             self._of_model(model, found)
 
     def _of_model(self, model: str, records: Sequence[Record]) -> None:
-        firsts = [record["first_token_s"] for record in records]
+        firsts, totals, written = (column(records, name) for name in ("first_token_s", "total_s", "completion_tokens"))
         _of(self._first, model, self._edges).observe_of(firsts, records)
-        _of(self._duration, model, DURATION_EDGES).observe([record["total_s"] for record in records])
+        _of(self._duration, model, DURATION_EDGES).observe(totals)
         per_token = [
-            (record["total_s"] - record["first_token_s"]) / (written - 1)
-            for record in records
-            if (written := record["completion_tokens"]) is not None and written > 1
+            (total - first) / (tokens - 1)
+            for first, total, tokens in zip(firsts, totals, written, strict=True)
+            if tokens is not None and tokens > 1
         ]
         if per_token:
             _of(self._per_token, model, PER_TOKEN_EDGES).observe(per_token)
         for field, kind in (("completion_tokens", "output"), ("prompt_tokens", "input"), ("cached_tokens", "cached")):
-            tokens = sum([record[field] or 0 for record in records])
+            tokens = sum(known(records, field))
             if tokens:
                 self._tokens[model, kind] = self._tokens.get((model, kind), 0) + tokens
 
@@ -109,12 +110,27 @@ def tally(counts: dict[K, int], keys: Iterable[K]) -> None:
         counts[key] = counts.get(key, 0) + count
 
 
-def _by(field: str, records: Sequence[Record]) -> Iterable[tuple[str, list[Record]]]:
-    """Those that have it, by its value: a few at most."""
-    found: dict[str | None, list[Record]] = {}
-    for record in records:
-        found.setdefault(record[field], []).append(record)
-    return [(value, some) for value, some in found.items() if value is not None]
+def column(records: Sequence[Record], field: str) -> list[Any]:
+    return list(map(itemgetter(field), records))
+
+
+def known(records: Sequence[Record], field: str) -> list[Any]:
+    """The field's values, as far as there are any."""
+    values = column(records, field)
+    return [value for value in values if value is not None] if None in values else values
+
+
+def having(records: Sequence[Record], field: str) -> Sequence[Record]:
+    """Those in which the field has a value."""
+    return [record for record in records if record[field] is not None] if None in column(records, field) else records
+
+
+def by(field: str, records: Sequence[Record]) -> Iterable[tuple[str, Sequence[Record]]]:
+    """Those that have it, by its value: a few at most, and nearly always one."""
+    values = dict.fromkeys(column(records, field))
+    if len(values) == 1 and None not in values:
+        return [(next(iter(values)), records)]
+    return [(value, [one for one in records if one[field] == value]) for value in values if value is not None]
 
 
 def _of(found: dict[str, Histogram], label: str, edges: tuple[float, ...]) -> Histogram:

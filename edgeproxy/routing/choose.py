@@ -13,7 +13,10 @@ The fast loop of routing, once per request; the slow one is `home`. In order:
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Mapping, Sequence
+from math import inf
+from operator import attrgetter
 from random import Random
 from types import MappingProxyType
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -70,6 +73,9 @@ class Candidate(Protocol):
 
 N = TypeVar("N", bound=Candidate)
 _NOTHING: Mapping[int, float] = MappingProxyType({})
+_NETWORK = attrgetter("outlook.rtt.network")
+_DECODE = attrgetter("outlook.pace.decode")
+_PER_TOKEN = attrgetter("outlook.pace.per_token")
 
 
 class Wanted(NamedTuple):
@@ -81,8 +87,6 @@ class Wanted(NamedTuple):
     """Slot -> how many of them the node probably holds, where anything is known of that."""
     sticky: int | None = None
     """Slot of the node that served the session last."""
-    hold_s: float = 0.0
-    """How long the request may be held where all nodes are hot."""
     usual: float = 0.0
     """How many of them any other node will find cached all the same."""
 
@@ -110,10 +114,10 @@ class Option(NamedTuple, Generic[N]):
 
 
 class Decision(Generic[N]):
-    """Where a request goes, and what that rested on. Few requests need a second node, so the others are worked out
-    when asked for."""
+    """Where a request goes, and what that rested on. Few requests need a second node, and few decisions are looked at:
+    so the other nodes, and what people are shown, are worked out when somebody asks."""
 
-    __slots__ = ("_first", "_fit", "_nodes", "_now", "_rest", "_wanted", "hot", "reason")
+    __slots__ = ("_fit", "_home", "_index", "_nodes", "_noted", "_now", "first", "fit", "hot", "reason", "wanted")
 
     def __init__(
         self,
@@ -122,16 +126,23 @@ class Decision(Generic[N]):
         fit: list[tuple[float, int]],
         reason: Reason,
         wanted: Wanted,
+        home: Home,
         now: float,
         hot: bool = False,
     ) -> None:
-        """`first`: index in `nodes`; `fit`: (cost, index) of those that are fit, in the order in which to try them."""
+        """`first`: index in `nodes`; `fit`: (cost, index) of those that are fit, cheapest first: two at least, where
+        there are as many."""
         self._nodes = nodes
-        self._first = first
+        self._index = first
         self._fit = fit
-        self._rest: list[N] | None = None
-        self._wanted = wanted
+        self._noted: list[tuple[N, Basis, float]] = []
+        self._home = home
         self._now = now
+        self.first = None if first is None else nodes[first]
+        """None: there is no node at all."""
+        self.wanted = wanted
+        self.fit = bool(fit)
+        """The node chosen is no last resort."""
         self.reason = reason
         """pinned: the region that the client put first. home: the home region's node. faster: another region's, for a
         clear gain. failover: none there is fit. session: kept for its session. standby: no other is fit. least-bad:
@@ -139,67 +150,50 @@ class Decision(Generic[N]):
         self.hot = hot
         """Whether the node chosen makes its requests wait."""
 
-    @property
-    def first(self) -> N | None:
-        """None: there is no node at all."""
-        return None if self._first is None else self._nodes[self._first]
+    def noted(self) -> Decision[N]:
+        """Itself, which from now on tells `options` as they were now: sending the request changes the nodes' load."""
+        first, wanted, now = self._index, self.wanted, self._now
+        second = next((index for _, index in self._fit if index != first), None)
+        self._noted = []
+        for index in (first, second):
+            if index is not None:
+                node = self._nodes[index]
+                held = wanted.cached.get(node.slot, wanted.usual) if wanted.cached else wanted.usual
+                compute = wanted.tokens - held
+                self._noted.append((node, node.outlook.basis(now, compute if compute > 1.0 else 1.0), held))
+        self._fit = []  # decisions are kept by the thousand
+        return self
 
     def options(self) -> tuple[Option[N] | None, Option[N] | None]:
-        """The node chosen, and the best of the others that are fit. As of now, in the literal sense: to be asked at
-        once, before the nodes' load changes."""
-        first = self._first
-        if first is None:
-            return None, None
-        for _, index in self._fit:
-            if index != first:
-                return self._option(first), self._option(index)
-        return self._option(first), None
+        """The node chosen, and the best of the others that are fit, as they were when the decision was noted."""
+        first, second = ([Option(*one) for one in self._noted] + [None, None])[:2]
+        return first, second
 
-    def _option(self, index: int) -> Option[N]:
-        node, wanted = self._nodes[index], self._wanted
-        held = wanted.cached.get(node.slot, wanted.usual) if wanted.cached else wanted.usual
-        compute = wanted.tokens - held
-        return Option(node, node.outlook.basis(self._now, compute if compute > 1.0 else 1.0), held)
-
-    @property
-    def wanted(self) -> Wanted:
-        return self._wanted
-
-    @property
-    def candidates(self) -> tuple[N, ...]:
-        """Every node in the order in which to try them: the first `healthy` are fit, the rest are a last resort."""
-        first = self.first
-        if first is None:
-            return ()
-        others = [self._nodes[index] for _, index in self._fit if index != self._first]
-        return (first, *others, *(node for node in self._unfit() if node is not first))
-
-    @property
-    def healthy(self) -> int:
-        return len(self._fit)
-
-    def _unfit(self) -> list[N]:
-        if self._rest is None:
-            fit = {index for _, index in self._fit}
-            left = [node for index, node in enumerate(self._nodes) if index not in fit and not _shut(node, self._now)]
-            self._rest = sorted(left, key=_badness)
-        return self._rest
+    def others(self, now: float) -> tuple[list[N], list[N]]:
+        """The nodes to try after the first, in order, as things stand `now`: those that are fit, and a last resort."""
+        nodes, first = self._nodes, self.first
+        fit, standby = _costs(nodes, self.wanted, self._home, now, all_of_them=True)
+        order = [index for _, index in (*fit, *standby)]
+        tried = {self._index, *order}
+        left = [node for index, node in enumerate(nodes) if index not in tried and not _shut(node, now)]
+        return [nodes[index] for index in order if nodes[index] is not first], sorted(left, key=_badness)
 
 
-def choose(nodes: Sequence[N], wanted: Wanted, home: Home, now: float, rng: Random) -> Decision[N] | Hold:
-    """`nodes`: those that serve the model and may serve the tenant."""
+def choose(
+    nodes: Sequence[N], wanted: Wanted, home: Home, now: float, rng: Random, hold_s: float = 0.0
+) -> Decision[N] | Hold:
+    """`nodes`: those that serve the model and may serve the tenant. `hold_s`: how long the request may be held where
+    all of them are hot."""
     fit, standby = _costs(nodes, wanted, home, now)
-    if not fit and not standby:
-        return _least_bad(nodes, wanted, now)
-    fit.sort()
-    standby.sort()
     order = fit + standby if standby else fit
+    if not order:
+        return _least_bad(nodes, wanted, home, now)
     best, index = order[0]
     hot = nodes[index].outlook.load.hot(now, wanted.to_compute(nodes[index].slot))
-    if hot and wanted.hold_s >= LEAST_HOLD_S and _all_hot(nodes, order, wanted, now):
-        return Hold(now + min(wanted.hold_s, MAX_HOLD_S))
+    if hot and hold_s >= LEAST_HOLD_S and _all_hot(nodes, wanted, home, now):
+        return Hold(now + min(hold_s, MAX_HOLD_S))
     if not fit:
-        return Decision(nodes, index, order, "standby", wanted, now, hot)
+        return Decision(nodes, index, order, "standby", wanted, home, now, hot)
     reason: Reason = "failover"
     at_home = _at_home(nodes, fit, home.region)
     if at_home is None and home.region is not None:
@@ -215,19 +209,36 @@ def choose(nodes: Sequence[N], wanted: Wanted, home: Home, now: float, rng: Rand
     if wanted.sticky is not None and nodes[index].slot != wanted.sticky:
         kept = _kept(nodes, fit, best, wanted.sticky)
         if kept is not None:
-            return Decision(nodes, kept, order, "session", wanted, now, hot)
-    return Decision(nodes, index, order, reason, wanted, now, hot)
+            return Decision(nodes, kept, order, "session", wanted, home, now, hot)
+    return Decision(nodes, index, order, reason, wanted, home, now, hot)
 
 
 def _costs(
-    nodes: Sequence[N], wanted: Wanted, home: Home, now: float
+    nodes: Sequence[N], wanted: Wanted, home: Home, now: float, *, all_of_them: bool = False
 ) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
-    """(cost, index) of the fit nodes, standby ones apart."""
+    """(cost, index) of the fit nodes, cheapest first, standby ones apart.
+
+    The nearest are looked at first, and no further ones once a node at home is the cheapest: those whose distance and
+    least work alone cost more than the runner-up, and than anything that could be preferred to the cheapest.
+    """
+    if not nodes:
+        return [], []
     tokens, cached, usual, step_s = wanted.tokens, wanted.cached, wanted.usual, home.step_s
+    region = None if all_of_them else home.region
     unseen = max(tokens - usual, 1.0)
+    far = list(map(_NETWORK, nodes))
+    if None in far:
+        far = [UNMEASURED_S if network is None else network for network in far]
+    least, most = min(map(_DECODE, nodes)) + min(map(_PER_TOKEN, nodes)) * unseen, inf
     fit: list[tuple[float, int]] = []
     standby: list[tuple[float, int]] = []
-    for index, node in enumerate(nodes):
+    for index in sorted(range(len(nodes)), key=far.__getitem__):
+        node = nodes[index]
+        if far[index] + least > most:
+            if not cached:
+                break
+            if node.slot not in cached:
+                continue
         breaker = node.breaker
         if not node.ready or node.draining or now < breaker.not_before or (breaker.tripped and not breaker.admits(now)):
             continue
@@ -241,7 +252,13 @@ def _costs(
             cost += UNMEASURED_S * home.ranks.get(node.region, len(home.ranks))
         if step_s:
             cost += step_s * home.ranks.get(node.region, 0)
-        (standby if node.standby else fit).append((cost, index))
+        if node.standby:
+            insort(standby, (cost, index))
+            continue
+        insort(fit, (cost, index))
+        if cost < most and len(fit) > 1 and nodes[fit[0][1]].region == region:
+            best = fit[0][0]
+            most = max(fit[1][0], best + max(AFFINITY_S, AFFINITY_SHARE * best))
     return fit, standby
 
 
@@ -279,15 +296,19 @@ def _kept(nodes: Sequence[N], fit: list[tuple[float, int]], best: float, slot: i
     return next((index for cost, index in fit if cost <= most and nodes[index].slot == slot), None)
 
 
-def _all_hot(nodes: Sequence[N], fit: list[tuple[float, int]], wanted: Wanted, now: float) -> bool:
-    return all(nodes[index].outlook.load.hot(now, wanted.to_compute(nodes[index].slot)) for _, index in fit)
+def _all_hot(nodes: Sequence[N], wanted: Wanted, home: Home, now: float) -> bool:
+    """Of those that are fit."""
+    fit, standby = _costs(nodes, wanted, home, now, all_of_them=True)
+    indices = [index for _, index in (*fit, *standby)]
+    return all(nodes[index].outlook.load.hot(now, wanted.to_compute(nodes[index].slot)) for index in indices)
 
 
-def _least_bad(nodes: Sequence[N], wanted: Wanted, now: float) -> Decision[N]:
+def _least_bad(nodes: Sequence[N], wanted: Wanted, home: Home, now: float) -> Decision[N]:
     open_to = [index for index, node in enumerate(nodes) if not _shut(node, now)]
     if not open_to:
-        return Decision(nodes, None, [], "none", wanted, now)
-    return Decision(nodes, min(open_to, key=lambda index: _badness(nodes[index])), [], "least-bad", wanted, now)
+        return Decision(nodes, None, [], "none", wanted, home, now)
+    best = min(open_to, key=lambda index: _badness(nodes[index]))
+    return Decision(nodes, best, [], "least-bad", wanted, home, now)
 
 
 def _shut(node: Candidate, now: float) -> bool:

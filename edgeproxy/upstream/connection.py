@@ -17,7 +17,7 @@ from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from edgeproxy.upstream.response import Phase, Response, ResponseLimits, StaleConnection, UpstreamError
+from edgeproxy.upstream.response import Headers, Phase, Response, ResponseLimits, StaleConnection, UpstreamError
 from edgeproxy.wire.rtt import transport_tcp_info
 
 HOP_BY_HOP = frozenset(
@@ -48,10 +48,10 @@ class Connection(asyncio.Protocol):
         "_field_bytes",
         "_fields",
         "_head_only",
+        "_headers",
         "_interim",
         "_keep_alive",
         "_limits",
-        "_listed",
         "_loop",
         "_name",
         "_overhead",
@@ -90,15 +90,17 @@ class Connection(asyncio.Protocol):
         self._interim = False
         self._delimited = False
         self._keep_alive = False
+        self._headers: Headers = []
+        """Of the head, or the trailers, that is being read."""
         self._fields = 0
         self._field_bytes = 0
         self._overhead = 0
-        self._listed: tuple[bytes, ...] = ()
+        """Bytes read since the last of a body."""
 
     # What the pool and the response call.
 
-    async def exchange(self, request: bytes, *, head_only: bool) -> Response:
-        """Sends a whole request and waits for the head of its response. Raises UpstreamError."""
+    def send(self, request: bytes, *, head_only: bool) -> Response:
+        """Sends a whole request. `head()` of what is returned waits for the answer. Raises StaleConnection."""
         if self._transport is None or self._closed or self._transport.is_closing():
             raise StaleConnection("send", self._name, "the connection was closed while idle")
         self._begin(head_only=head_only)
@@ -106,7 +108,6 @@ class Connection(asyncio.Protocol):
         self._served += 1
         self._transport.write(request)
         self.deadline = response.sent_at + self._limits.first_byte_s
-        await response.head()
         return response
 
     @property
@@ -186,13 +187,24 @@ class Connection(asyncio.Protocol):
         self.deadline = now + self._limits.stall_s
         self._owner.heard_at = now
         self._overhead += len(data)
-        cause = self._parse(data)
+        cause = None
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade:
+            cause = "switched protocols without being asked"
+        except HttpParserError as error:
+            self._keep_alive = False
+            cause = f"sent what is not a response: {error.__context__ or error}"
         if response.complete:
             self._finish(response)
         elif cause is not None:
             self.fail(cause)
+        elif self._overhead > 2 * self._limits.head_bytes:
+            self.fail(f"sent {self._overhead} bytes without any body among them")
+        elif self._fields + len(self._headers) > self._limits.headers:
+            self.fail(_too_many(self._limits))
         elif response.buffered > self._limits.buffer_bytes and not self._paused:
-            self._paused = True
+            self._paused = response.holding = True
             transport.pause_reading()
 
     def eof_received(self) -> None:
@@ -217,33 +229,22 @@ class Connection(asyncio.Protocol):
             raise ValueError("a response that nobody asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        response = self._response
-        assert response is not None
-        self._fields += 1
-        self._field_bytes += len(name) + len(value)
-        if self._fields > self._limits.headers or self._field_bytes > self._limits.head_bytes:
-            raise ValueError(
-                f"more than {self._limits.headers} header fields or {self._limits.head_bytes} bytes of them"
-            )
-        if response.status:
-            return  # a trailer: nothing that the proxy passes on
-        name = name.lower()
-        if name in HOP_BY_HOP:
-            self._hop(name, value)
-            return
-        if name == b"content-length":
-            self._delimited = True
-        response.headers.append((name, value))
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         response = self._response
         assert response is not None
+        headers, self._headers = self._headers, []
+        self._fields += len(headers)
+        if self._fields > self._limits.headers or self._overhead > self._limits.head_bytes:
+            self._check_size(headers)
         status = self._parser.get_status_code()
         if status < 200:
-            self._skip_interim(response, status)
+            self._skip_interim(status)
             return
-        for name in self._listed:
-            response.headers = [field for field in response.headers if field[0] != name]
+        names = dict(headers)
+        self._delimited = b"content-length" in names
+        response.headers = headers if HOP_BY_HOP.isdisjoint(names) else self._end_to_end(headers)
         response.status = status
         if self._head_only:
             self._keep_alive = self._parser.should_keep_alive()
@@ -260,6 +261,10 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         response = self._response
+        if self._headers:  # trailers: nothing that the proxy passes on
+            self._fields += len(self._headers)
+            self._check_size(self._headers)
+            self._headers = []
         if self._interim:
             self._interim = False
         elif response is not None and not response.complete:
@@ -268,39 +273,32 @@ class Connection(asyncio.Protocol):
 
     # Parts.
 
-    def _parse(self, data: bytes) -> str | None:
-        """The cause for which the exchange must fail; also set, but without consequence, after a complete response."""
-        self._overhead += len(data)
-        try:
-            self._parser.feed_data(data)
-        except HttpParserUpgrade:
-            return "switched protocols without being asked"
-        except HttpParserError as error:
-            self._keep_alive = False
-            return f"sent what is not a response: {error.__context__ or error}"
-        if self._overhead > 2 * self._limits.head_bytes:
-            return f"sent {self._overhead} bytes without any body among them"
-        return None
+    def _check_size(self, headers: Headers) -> None:
+        """Fields of a head, and of an interim one, and trailers, count together. To be asked where what has been read
+        since the last of the body, a bound on their bytes, is more than these may have. Raises ValueError."""
+        self._field_bytes += sum([len(name) + len(value) for name, value in headers])
+        if self._fields > self._limits.headers or self._field_bytes > self._limits.head_bytes:
+            raise ValueError(_too_many(self._limits))
 
-    def _skip_interim(self, response: Response, status: int) -> None:
+    def _skip_interim(self, status: int) -> None:
         if status == 101:
             raise ValueError("101 Switching Protocols without being asked")
         self._interim = True
-        self._delimited = False
-        self._listed = ()
-        response.headers.clear()
 
-    def _hop(self, name: bytes, value: bytes) -> None:
-        if name == b"transfer-encoding":
-            # llhttp accepts any list that ends in chunked and ignores the rest; we ask for no coding (RFC 9112 6.1).
-            if value.strip().lower() != b"chunked":
-                raise ValueError("a transfer coding other than chunked")
-            self._delimited = True
-        elif name == b"connection":
-            tokens = (token.strip().lower() for token in value.split(b","))
-            self._listed += tuple(token for token in tokens if token not in (b"close", b"keep-alive", b""))
-        elif name == b"keep-alive":
-            self.idle_limit = _keep_alive_timeout(value, self.idle_limit)
+    def _end_to_end(self, headers: Headers) -> Headers:
+        """Those that do not speak of this connection alone, which are heeded here. Raises ValueError."""
+        listed: set[bytes] = set()
+        for name, value in headers:
+            if name == b"transfer-encoding":
+                # llhttp accepts any list that ends in chunked and ignores the rest; we ask for none (RFC 9112 6.1).
+                if value.strip().lower() != b"chunked":
+                    raise ValueError("a transfer coding other than chunked")
+                self._delimited = True
+            elif name == b"connection":
+                listed.update([token.strip().lower() for token in value.split(b",")])
+            elif name == b"keep-alive":
+                self.idle_limit = _keep_alive_timeout(value, self.idle_limit)
+        return [field for field in headers if field[0] not in HOP_BY_HOP and field[0] not in listed]
 
     def _finish(self, response: Response) -> None:
         """The response has been parsed to its end."""
@@ -344,6 +342,10 @@ _PLACES: dict[Phase, str] = {
     "head": "before the end of the response head",
     "body": "before the end of the body",
 }
+
+
+def _too_many(limits: ResponseLimits) -> str:
+    return f"more than {limits.headers} header fields or {limits.head_bytes} bytes of them"
 
 
 def _keep_alive_timeout(value: bytes, known: float) -> float:

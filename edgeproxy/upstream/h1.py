@@ -11,7 +11,7 @@ import asyncio
 import os
 import ssl
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
@@ -24,6 +24,7 @@ __all__ = ["Pool", "PoolLimits", "Response", "SilentNode", "UpstreamError"]
 
 _NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 """The pool writes its own framing and host; `expect` would only add a round trip."""
+_FIELD = b"%b: %b".__mod__
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Pool:
         self,
         method: bytes,
         target: bytes,
-        headers: Iterable[tuple[bytes, bytes]] = (),
+        headers: Collection[tuple[bytes, bytes]] = (),
         body: bytes = b"",
         *,
         at_once: bool = False,
@@ -110,11 +111,14 @@ class Pool:
         head_only = method == b"HEAD"
         connection = self._warmest() or await (self._connect() if at_once else self._open_or_wait())
         try:
-            return await connection.exchange(message, head_only=head_only)
+            response = connection.send(message, head_only=head_only)
+            await response.head()
         except StaleConnection:
             # Its neighbours have probably been closed with it: only a new one is worth a second try.
             connection = await (self._connect() if at_once else self._open_or_wait())
-            return await connection.exchange(message, head_only=head_only)
+            response = connection.send(message, head_only=head_only)
+            await response.head()
+        return response
 
     async def warm(self, count: int) -> None:
         """Opens connections ahead until `count` are idle or the limit is reached. Raises UpstreamError."""
@@ -170,11 +174,11 @@ class Pool:
 
     # Parts.
 
-    def _head(self, method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
+    def _head(self, method: bytes, target: bytes, headers: Collection[tuple[bytes, bytes]], body: bytes) -> bytes:
         lines = [method + b" " + target + b" HTTP/1.1", b"host: " + self._host]
-        for name, value in headers:
-            if name not in _NOT_SENT:
-                lines.append(name + b": " + value)
+        if not _NOT_SENT.isdisjoint(dict(headers)):
+            headers = [field for field in headers if field[0] not in _NOT_SENT]
+        lines += map(_FIELD, headers)
         if body or method not in (b"GET", b"HEAD"):
             lines.append(b"content-length: %d" % len(body))
         count = len(lines) + 1
@@ -279,7 +283,7 @@ class Pool:
     def _rest(self, connection: Connection, place: int) -> None:
         """To whoever waits, else among the idle, of which the last is taken first."""
         connection.pooled = True
-        if (waiter := self._next_in_line()) is not None:
+        if self._waiting and (waiter := self._next_in_line()) is not None:
             waiter.set_result(connection)
             return
         connection.deadline = monotonic() + min(self._limits.idle_s, connection.idle_limit)

@@ -172,6 +172,8 @@ class Fleet:
         self.nodes: tuple[Node, ...] = ()
         self.regions: tuple[str, ...] = ()
         self.locations: Locations = {}
+        self.models: tuple[str, ...] = ()
+        """Model ids in file order, without the patterns."""
         self.continues = False
         """Some node goes on with a stream from its text."""
         self.replace(nodes)
@@ -229,17 +231,12 @@ class Fleet:
             for model in node.config.models:
                 table, key = (prefixed, model[:-1]) if model.endswith("*") else (named, model)
                 table[key] = (*table.get(key, ()), node)
-        self._named = tuple(named)
+        self.models = tuple(named)
         self._serving = {model: _serving(model, named, prefixed) for model in named}
         # The patterns that match a name are beginnings of each other: the longest stands for them all.
         self._patterns = [
             (prefix, _serving(prefix, {}, prefixed)) for prefix in sorted(prefixed, key=len, reverse=True)
         ]
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Model ids in file order, without the patterns."""
-        return self._named
 
     def serving(self, model: str) -> tuple[Node, ...]:
         """The nodes that serve a model: those that name it, and those with a pattern that it matches."""

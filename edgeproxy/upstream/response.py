@@ -53,7 +53,8 @@ class Exchange(Protocol):
 
 
 class Response:
-    """An answer whose head has come. `close()` it always; `read()` until `b""` for the body."""
+    """The answer to a request that was sent. Once its `head()` has come `close()` it always; `read()` until `b""` for
+    the body."""
 
     __slots__ = (
         "_chunks",
@@ -66,6 +67,7 @@ class Response:
         "first_byte_at",
         "headers",
         "heard_at",
+        "holding",
         "replaceable",
         "reused",
         "sent_at",
@@ -88,6 +90,8 @@ class Response:
         self._chunks: list[bytes] = []
         self.buffered = 0
         """Bytes of the body that have come and were not read."""
+        self.holding = False
+        """So many that the connection reads no further before they are."""
         self.replaceable = True
         """Nothing of it has gone on to anybody: where its node falls silent, another can be asked instead."""
         self.complete = False
@@ -95,22 +99,39 @@ class Response:
         self._error: UpstreamError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
+    async def head(self) -> None:
+        """Returns once status and headers are there. Raises UpstreamError. Cancelling the caller as with `read`."""
+        try:
+            while not self.status:
+                if self._error is not None:
+                    raise self._error
+                self._waiter = self._loop.create_future()
+                await self._waiter
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
     async def read(self) -> bytes:
         """The body bytes that have come since the last call, at least one; `b""` at the end. Raises UpstreamError.
 
         Cancelling the caller aborts the connection at once.
         """
-        while not self._chunks:
-            if self.complete:
-                return b""
-            if self._error is not None:
-                raise self._error
-            await self._wait()
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks.clear()
-        self.buffered = 0
-        self._connection.drained(self)
-        return data
+        try:
+            while not self._chunks:
+                if self.complete:
+                    return b""
+                if self._error is not None:
+                    raise self._error
+                self._waiter = self._loop.create_future()
+                await self._waiter
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        return self._take()
+
+    def whole(self) -> bytes | None:
+        """The rest of the body, where all of it has come; else None."""
+        return self._take() if self.complete else None
 
     def close(self) -> None:
         """Free to call twice. Before the end of the body this aborts the connection, so that the node stops working."""
@@ -121,21 +142,16 @@ class Response:
         """The kernel's smoothed round trip of this connection in seconds; None where it has none that is fresh."""
         return self._connection.tcp_rtt()
 
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        except asyncio.CancelledError:
-            self.close()
-            raise
+    def _take(self) -> bytes:
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self.buffered = 0
+        if self.holding:
+            self.holding = False
+            self._connection.drained(self)
+        return data
 
     # What the connection calls.
-
-    async def head(self) -> None:
-        while not self.status:
-            if self._error is not None:
-                raise self._error
-            await self._wait()
 
     def wake(self) -> None:
         waiter = self._waiter

@@ -10,7 +10,7 @@ import httptools
 from edgeproxy.protocol.openai.errors import ApiError, invalid
 from edgeproxy.wire.limits import Limits
 
-_INSPECTED = frozenset((b"host", b"transfer-encoding", b"content-length", b"expect"))
+_INSPECTED = (b"host", b"transfer-encoding", b"content-length", b"expect")
 _HOST = re.compile(rb"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]+)(:[0-9]*)?")
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
 _VERSION_ERRORS = ("Invalid HTTP version", "Pause on PRI/Upgrade")
@@ -71,7 +71,6 @@ class RequestParser:
         self._chunked = False
         self._expects_continue = False
         self._upgrading = False
-        self._in_head = True
 
     def feed(self, data: bytes) -> None:
         """Raises ApiError (400, 413, 414, 431, 501, 505) for what cannot be served; feed nothing afterwards."""
@@ -113,11 +112,7 @@ class RequestParser:
             )
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        value = value.rstrip()  # llhttp lets no white space pass but blanks and tabs
-        self._headers.append((name, value))
-        if name in _INSPECTED:
-            self._inspect(name, value)
+        self._headers.append((name.lower(), value.rstrip()))  # llhttp lets no white space pass but blanks and tabs
 
     def on_headers_complete(self) -> None:
         parser = self._parser
@@ -125,9 +120,9 @@ class RequestParser:
         if self._head_at_most + self._unused > self._limits.head_bytes or len(headers) > self._limits.headers:
             self._check_size(headers)
         self._unused = 0
-        self._in_head = False
         self._headers = []
         self._fields = len(headers)
+        self._inspect(headers)
         self._upgrading = parser.should_upgrade()
         method: str = parser.get_method().decode()
         version: str = parser.get_http_version()
@@ -160,9 +155,18 @@ class RequestParser:
         if size > self._limits.head_bytes or self._fields + len(headers) > self._limits.headers:
             raise self._head_too_large()
 
-    def _inspect(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:
-            return
+    def _inspect(self, headers: list[tuple[bytes, bytes]]) -> None:
+        found = dict(headers)
+        if len(found) == len(headers):
+            for name in _INSPECTED:
+                if name in found:
+                    self._heed(name, found[name])
+        else:
+            for name, value in headers:
+                if name in _INSPECTED:
+                    self._heed(name, value)
+
+    def _heed(self, name: bytes, value: bytes) -> None:
         if name == b"host":
             if self._host is not None:
                 raise invalid("The request has two Host header fields; send one (RFC 9112 section 3.2).")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -13,6 +14,7 @@ from edgeproxy.wire.wire_error import wire_error
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
+_BREAKS = re.compile(rb"[\r\n\0]")
 _OWN = frozenset(
     (b"connection", b"content-length", b"transfer-encoding", b"keep-alive", b"proxy-connection", b"date", b"alt-svc")
 )
@@ -102,10 +104,10 @@ def encode_head(
         lines.append(b"connection: close")
     elif http10:
         lines.append(b"connection: keep-alive")
-    head = b"\r\n".join(lines)
-    if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1 or b"\0" in head:
+    if _BREAKS.search(b"".join(lines)) is not None:
         raise ValueError("a response header holds CR, LF or NUL; header values must be single lines")
-    return head + b"\r\n\r\n", Framing(length, chunked, bodyless, close)
+    lines += (b"", b"")
+    return b"\r\n".join(lines), Framing(length, chunked, bodyless, close)
 
 
 def encode_error(

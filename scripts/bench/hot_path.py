@@ -59,20 +59,27 @@ BODY = json.dumps(
         "temperature": 0.7,
     }
 ).encode()
-FIELDS = [
-    (b"host", b"127.0.0.1:8080"),
-    (b"content-type", b"application/json"),
-    (b"accept", b"application/json"),
-    (b"user-agent", b"hot-path/1"),
-    (b"authorization", b"Bearer " + KEY.encode()),
-    (b"content-length", b"%d" % len(BODY)),
-]
-REQUEST = (
-    b"POST /v1/chat/completions HTTP/1.1\r\n"
-    + b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in FIELDS)
-    + b"\r\n"
-    + BODY
-)
+
+
+def fields(body: bytes) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"host", b"127.0.0.1:8080"),
+        (b"content-type", b"application/json"),
+        (b"accept", b"application/json"),
+        (b"user-agent", b"hot-path/1"),
+        (b"authorization", b"Bearer " + KEY.encode()),
+        (b"content-length", b"%d" % len(body)),
+    ]
+
+
+def request(body: bytes) -> bytes:
+    """As a client sends it."""
+    head = b"".join([b"%b: %b\r\n" % (name.title(), value) for name, value in fields(body)])
+    return b"POST /v1/chat/completions HTTP/1.1\r\n" + head + b"\r\n" + body
+
+
+FIELDS = fields(BODY)
+REQUEST = request(BODY)
 COMPLETION = json.dumps(
     {
         "id": "chatcmpl-1",

@@ -35,10 +35,10 @@ from hot_path import ANSWER, BODY, KEY, answering, block, configuration, edge_cu
 
 from edgeproxy.access.keys import Keys
 from edgeproxy.app import build
-from edgeproxy.gateway import course
 from edgeproxy.gateway.account import Account
 from edgeproxy.gateway.app import AsgiApp
 from edgeproxy.observe.log import Log
+from edgeproxy.routing.choose import Decision
 from edgeproxy.upstream.node import Fleet
 from edgeproxy.wire.h1 import H1Connection
 from edgeproxy.wire.limits import Limits
@@ -54,12 +54,12 @@ class Observation:
     """Of this process, on or off. What failures count is left out: here nothing fails."""
 
     def __init__(self) -> None:
-        self._close, self._choice = Account.close, course.choice
+        self._close, self._noted = Account.close, Decision.noted
 
     def set(self, on: bool) -> None:
-        patched = cast(Any, Account), cast(Any, course)
+        patched = cast(Any, Account), cast(Any, Decision)
         patched[0].close = self._close if on else lambda account, call, now: None
-        patched[1].choice = self._choice if on else lambda decision: None
+        patched[1].noted = self._noted if on else lambda decision: None
 
 
 @contextmanager

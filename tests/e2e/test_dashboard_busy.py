@@ -15,7 +15,6 @@ from time import monotonic, time
 import pytest
 
 from edgeproxy.gateway.account import Account, Call
-from edgeproxy.gateway.decisions import choice
 from edgeproxy.observe.history import KEPT, SLICE_S, History
 from edgeproxy.routing.choose import Decision, Wanted, choose
 from edgeproxy.upstream.node import Fleet
@@ -40,8 +39,9 @@ async def decide(account: Account, fleet: Fleet, stop: threading.Event) -> None:
             found = choose(fleet.nodes, Wanted(100.0), fleet.home, now, rng)
             assert isinstance(found, Decision) and found.first is not None
             took = rng.lognormvariate(-2.5, 0.7)
-            call = Call(b"r-%d" % number, now - took, rng.choice(("h1", "h2", "h3")), 0.002, model="ok")
-            call.choice, call.status, call.attempts = choice(found), 200, 1
+            call = Call(b"r-%d" % number, now - took, rng.choice(("h1", "h2", "h3")), 0.002)
+            call.model = "ok"
+            call.choice, call.status, call.attempts = found.noted(), 200, 1
             call.node, call.region, call.rtt_s = found.first.name, found.first.region, 0.01
             call.sent_at, call.first_at = now - took + 0.0005, now
             call.terms = {"queue": took / 4, "prefill": took / 2}

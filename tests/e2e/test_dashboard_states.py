@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from edgeproxy.gateway.account import Account, Call
-from edgeproxy.gateway.decisions import choice
 from edgeproxy.routing.choose import Decision, Wanted, choose
 from edgeproxy.upstream.node import Fleet
 from tests.e2e.browser import PROGRAM, Browser, browser
@@ -37,17 +36,19 @@ def answered(account: Account, fleet: Fleet, count: int, budget: float = 0.15) -
     assert isinstance(found, Decision)
     for number in range(count):
         now = monotonic()
-        call = Call(b"a-%d" % number, now - took, "h2", 0.002, model="ok", budget_s=budget)
+        call = Call(b"a-%d" % number, now - took, "h2", 0.002)
+        call.model, call.budget_s, call.choice = "ok", budget, found.noted()
         call.status, call.attempts, call.node, call.region, call.rtt_s = 200, 1, "near-1", "near", 0.01
         call.sent_at, call.first_at, call.terms = now - took + 0.0005, now, {"queue": took / 4, "prefill": took / 2}
-        call.choice = choice(found)
         account.close(call, now)
 
 
 def refused(account: Account, count: int) -> None:
     for number in range(count):
         now = monotonic()
-        account.close(Call(b"r-%d" % number, now - 0.001, "h1", None, status=404, code="model_not_found"), now)
+        call = Call(b"r-%d" % number, now - 0.001, "h1", None)
+        call.status, call.code = 404, "model_not_found"
+        account.close(call, now)
 
 
 def text(page: Browser, selector: str) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeproxy.gateway.decisions import KEPT, Choice, Decisions
+from edgeproxy.gateway.decisions import KEPT, Decisions
+from edgeproxy.routing.choose import Decision, Wanted
+from edgeproxy.routing.home import Home
+from edgeproxy.upstream.node import Node
 from tests.gateway.drive import ask, chat, edge
 from tests.observe.records import record
 
@@ -23,7 +26,8 @@ async def test_runners_up_are_those_of_the_decisions(tmp_path: Path) -> None:
 
 
 def test_an_answered_request_is_explained_as_long_however_many_are_refused() -> None:
-    decisions, made = Decisions(), Choice("home", False, 50.0, None, None)
+    made = Decision[Node]([], None, [], "home", Wanted(50.0), Home(()), 0.0)
+    decisions = Decisions()
     record_of = {"tenant": "", "hedge": None, "resumed_on": ()}
     decisions.add(made, record(request_id="mine", **record_of))
     for number in range(KEPT + 1):

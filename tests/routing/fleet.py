@@ -44,3 +44,14 @@ def decided(found: Decision[Node] | Hold) -> Decision[Node]:
 
 def names(nodes: tuple[Node, ...]) -> list[str]:
     return [node.name for node in nodes]
+
+
+def tried(decision: Decision[Node], now: float = 0.0) -> tuple[Node, ...]:
+    """Every node in the order in which they would be tried."""
+    fit, last = decision.others(now)
+    return () if decision.first is None else (decision.first, *fit, *last)
+
+
+def healthy(decision: Decision[Node], now: float = 0.0) -> int:
+    """How many of them are fit."""
+    return decision.fit + len(decision.others(now)[0])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from edgeproxy.routing.choose import MAX_HOLD_S, Hold, Wanted, choose
 from edgeproxy.routing.home import Home
 from edgeproxy.routing.load import Occupancy
-from tests.routing.fleet import Node, decided, home, names, node
+from tests.routing.fleet import Node, decided, healthy, home, names, node, tried
 
 SHORT = Wanted(tokens=20.0)
 
@@ -23,9 +23,9 @@ def busy(one: Node, tokens: int, now: float = 0.0, *, waiting: int = 0, free_tok
 def test_the_order_is_by_forecast() -> None:
     nodes = [node("f", "far", 0.2), node("m", "mid", 0.08), node("n", "near", 0.01)]
     decision = decided(choose(nodes, SHORT, home(far=0.2, mid=0.08, near=0.01), 0, Random(1)))
-    assert names(decision.candidates) == ["n", "m", "f"]
-    assert (decision.reason, decision.healthy, decision.hot) == ("home", 3, False)
-    option, runner_up = decision.options()
+    assert names(tried(decision)) == ["n", "m", "f"]
+    assert (decision.reason, healthy(decision), decision.hot) == ("home", 3, False)
+    option, runner_up = decision.noted().options()
     assert option is not None and runner_up is not None
     assert option.node.name == "n" and runner_up.node.name == "m"
     forecast = option.forecast
@@ -60,12 +60,12 @@ def test_what_a_node_holds_of_the_prompt_is_worth_its_distance() -> None:
 
 def test_within_a_region_the_least_busy_comes_first() -> None:
     nodes = [busy(node(name, "r", 0.01), tokens) for name, tokens in (("a", 900), ("b", 0), ("c", 400))]
-    assert names(decided(choose(nodes, SHORT, home(r=0.01), 0.01, Random(1))).candidates) == ["b", "c", "a"]
+    assert names(tried(decided(choose(nodes, SHORT, home(r=0.01), 0.01, Random(1))), 0.01)) == ["b", "c", "a"]
 
 
 def test_near_equals_are_shared_out() -> None:
     nodes, rng = [node(name, "r", 0.0100 + 0.0002 * i) for i, name in enumerate("abcd")], Random(7)
-    first = Counter(decided(choose(nodes, SHORT, home(r=0.01), 0, rng)).candidates[0].name for _ in range(4000))
+    first = Counter(tried(decided(choose(nodes, SHORT, home(r=0.01), 0, rng)))[0].name for _ in range(4000))
     assert all(800 < first[name] < 1200 for name in "abcd")
 
 
@@ -100,13 +100,13 @@ def test_a_session_stays_while_that_costs_little() -> None:
 def test_where_all_are_hot_the_request_is_held_and_then_goes_to_the_least_queue() -> None:
     nodes = [busy(node("a", "r", 0.01), 9000, waiting=2), busy(node("b", "r", 0.01), 5000, waiting=1)]
     rule, rng = home(r=0.01), Random(1)
-    held = choose(nodes, SHORT._replace(hold_s=0.1), rule, 0.01, rng)
+    held = choose(nodes, SHORT, rule, 0.01, rng, hold_s=0.1)
     assert held == Hold(0.11)
-    assert choose(nodes, SHORT._replace(hold_s=9.0), rule, 0.01, rng) == Hold(0.01 + MAX_HOLD_S)
+    assert choose(nodes, SHORT, rule, 0.01, rng, hold_s=9.0) == Hold(0.01 + MAX_HOLD_S)
     decision = decided(choose(nodes, SHORT, rule, 0.01, rng))
     assert decision.first is nodes[1] and decision.hot
     nodes.append(node("c", "r", 0.05))
-    decision = decided(choose(nodes, SHORT._replace(hold_s=9.0), rule, 0.01, rng))
+    decision = decided(choose(nodes, SHORT, rule, 0.01, rng, hold_s=9.0))
     assert decision.first is nodes[2] and not decision.hot
 
 
@@ -128,7 +128,7 @@ def test_where_home_cannot_serve_the_request_the_next_region_is_home_for_it() ->
 @given(st.floats(0.001, 0.05), st.floats(0.0, 1.0) | st.floats(0.0, 1e-15))
 def test_a_hold_ends_later_than_it_began_however_late_it_is_on_the_clock(now: float, left: float) -> None:
     nodes = [busy(node("a", "r", 0.01), 9000, waiting=2), busy(node("b", "r", 0.01), 5000, waiting=1)]
-    found = choose(nodes, SHORT._replace(hold_s=left), home(r=0.01), now, Random(1))
+    found = choose(nodes, SHORT, home(r=0.01), now, Random(1), hold_s=left)
     assert not isinstance(found, Hold) or found.until > now
 
 
@@ -147,53 +147,53 @@ def test_unfit_nodes_are_a_last_resort_and_the_reason_says_so() -> None:
     held.breaker.hold_off(9, now=0)
     nodes, rule = [starting, tripped, held, well], home(r=0.01, q=0.1)
     decision = decided(choose(nodes, SHORT, rule, 0, Random(1)))
-    assert names(decision.candidates) == ["w", "t", "s"]
-    assert (decision.healthy, decision.reason) == (1, "failover")
+    assert names(tried(decision)) == ["w", "t", "s"]
+    assert (healthy(decision), decision.reason) == (1, "failover")
     worst = decided(choose(nodes[:3], SHORT, rule, 0, Random(1)))
-    assert names(worst.candidates) == ["t", "s"]
-    assert (worst.healthy, worst.reason) == (0, "least-bad")
+    assert names(tried(worst)) == ["t", "s"]
+    assert (healthy(worst), worst.reason) == (0, "least-bad")
     assert decided(choose([held], SHORT, rule, 0, Random(1))).reason == "none"  # it asked for a pause
-    assert decided(choose(nodes, SHORT, rule, 9.5, Random(1))).candidates[0].name in "th"
+    assert tried(decided(choose(nodes, SHORT, rule, 9.5, Random(1))), 9.5)[0].name in "th"
 
 
 def test_a_draining_node_gets_nothing_not_even_as_a_last_resort() -> None:
     leaving, other = node("l", "r", 0.01), node("o", "r", 0.2)
     leaving.draining = True
-    assert names(decided(choose([leaving, other], SHORT, home(r=0.01), 0, Random(1))).candidates) == ["o"]
+    assert names(tried(decided(choose([leaving, other], SHORT, home(r=0.01), 0, Random(1))))) == ["o"]
     assert decided(choose([leaving], SHORT, home(r=0.01), 0, Random(1))).reason == "none"
 
 
 def test_standby_nodes_serve_only_while_no_other_is_fit() -> None:
     spare, usual = node("s", "r", 0.001), busy(node("u", "r", 0.2), 1000)
     spare.standby = True
-    assert names(decided(choose([spare, usual], SHORT, home(r=0.01), 0, Random(1))).candidates) == ["u", "s"]
+    assert names(tried(decided(choose([spare, usual], SHORT, home(r=0.01), 0, Random(1))))) == ["u", "s"]
     usual.ready = False
     decision = decided(choose([spare, usual], SHORT, home(r=0.01), 0, Random(1)))
-    assert (names(decision.candidates), decision.reason) == (["s", "u"], "standby")
+    assert (names(tried(decision)), decision.reason) == (["s", "u"], "standby")
 
 
 def test_no_node_at_all_is_said_and_not_raised() -> None:
     nothing: list[Node] = []
     decision = decided(choose(nothing, SHORT, home(r=0.01), 0, Random(1)))
-    assert (decision.candidates, decision.reason, decision.options()) == ((), "none", (None, None))
+    assert (tried(decision), decision.reason, decision.noted().options()) == ((), "none", (None, None))
 
 
 def test_a_pinned_request_goes_where_its_client_said_and_the_reason_says_so() -> None:
     nodes = [node("near", "near", 0.001), node("far", "far", 0.1)]
     pinned = Home(("far", "near"), strict=True)
     decision = decided(choose(nodes, SHORT, pinned, 0, Random(1)))
-    assert (names(decision.candidates), decision.reason) == (["far", "near"], "pinned")
+    assert (names(tried(decision)), decision.reason) == (["far", "near"], "pinned")
     nodes[1].ready = False
     decision = decided(choose(nodes, SHORT, pinned, 0, Random(1)))
-    assert (names(decision.candidates), decision.reason) == (["near", "far"], "failover")
+    assert (names(tried(decision)), decision.reason) == (["near", "far"], "failover")
 
 
 def test_unmeasured_regions_come_last_and_before_any_measurement_the_operators_order_holds() -> None:
     nodes = [node("a", "a"), node("b", "b"), node("c", "c")]
     decision = decided(choose(nodes, SHORT, home(a=None, b=None, c=None), 0, Random(1)))
-    assert (names(decision.candidates), decision.reason) == (["a", "b", "c"], "home")
+    assert (names(tried(decision)), decision.reason) == (["a", "b", "c"], "home")
     nodes = [node("a", "a"), node("b", "b", 0.2), node("c", "c", 0.1)]
-    assert names(decided(choose(nodes, SHORT, home(a=None, b=0.2, c=0.1), 0, Random(1))).candidates) == ["c", "b", "a"]
+    assert names(tried(decided(choose(nodes, SHORT, home(a=None, b=0.2, c=0.1), 0, Random(1))))) == ["c", "b", "a"]
 
 
 @settings(deadline=None)
@@ -213,13 +213,12 @@ def test_every_node_stands_in_the_order_once_and_no_unfit_one_before_a_fit_one(
         one.ready, one.standby = ready, standby
         nodes.append(one)
     decision = decided(choose(nodes, SHORT, home(**distances), 0.3, rng))
-    assert sorted(names(decision.candidates), key=int) == names(tuple(nodes))
-    fit = [one.ready for one in decision.candidates]
+    order = tried(decision, 0.3)
+    assert sorted(names(order), key=int) == names(tuple(nodes))
+    fit = [one.ready for one in order]
     assert fit == sorted(fit, reverse=True)
-    assert decision.healthy == sum(fit)
-    assert [one.standby for one in decision.candidates[: decision.healthy]] == sorted(
-        one.standby for one in nodes if one.ready
-    )
+    assert healthy(decision, 0.3) == sum(fit)
+    assert [one.standby for one in order[: sum(fit)]] == sorted(one.standby for one in nodes if one.ready)
 
 
 def test_what_every_node_finds_cached_is_not_computed_anywhere() -> None:

@@ -40,7 +40,7 @@ def test_the_choice_within_the_best_two_regions_is_the_choice_of_all() -> None:
     picked = found.pick(wanted, HOME, 0.01, rng)
     assert len(picked) == 200
     chosen, best = decided(choose(picked, wanted, HOME, 0.01, rng)), decided(choose(nodes, wanted, HOME, 0.01, rng))
-    taken, other = chosen.options()[0], best.options()[0]
+    taken, other = chosen.noted().options()[0], best.noted().options()[0]
     assert taken is not None and other is not None
     assert taken.forecast.total <= 1.2 * other.forecast.total + 0.010
 

@@ -62,13 +62,15 @@ class Bench:
 
     async def ask(self, *pieces: bytes, head_only: bool = False, end: bool = False) -> Response:
         """Sends a request, feeds the pieces one by one, and (end) closes as the peer would."""
-        task = asyncio.get_running_loop().create_task(self.connection.exchange(b"GET", head_only=head_only))
+        response = self.connection.send(b"GET", head_only=head_only)
+        task = asyncio.get_running_loop().create_task(response.head())
         await asyncio.sleep(0)
         for piece in pieces:
             self.connection.data_received(piece)
         if end:
             self.connection.connection_lost(None)
-        return await task
+        await task
+        return response
 
 
 async def body(response: Response) -> bytes:
