@@ -115,7 +115,10 @@ async def test_three_in_a_row_serve_their_own(shared: socket.socket, certificate
         assert await ask(late) == b"third"
         probes[1].go.set()  # the one in the middle is done first, and stays for what the first passes on
         assert (await held[1][0].reply(held[1][1])).body == b"held"
-        assert await ask(late) == b"third"
+        await held[1][0].closing()
+        for _ in range(3):
+            assert await ask(late) == b"third"
+        assert not drains[1].done()
         probes[0].go.set()
         assert (await held[0][0].reply(held[0][1])).body == b"held"
         await asyncio.gather(*drains)
