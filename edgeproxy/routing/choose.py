@@ -223,18 +223,23 @@ def _costs(
     """
     if not nodes:
         return [], []
-    tokens, cached, usual, step_s = wanted.tokens, wanted.cached, wanted.usual, home.step_s
-    region = None if all_of_them else home.region
+    tokens, cached, usual, step_s, region = wanted.tokens, wanted.cached, wanted.usual, home.step_s, home.region
     unseen = max(tokens - usual, 1.0)
-    far = list(map(_NETWORK, nodes))
-    if None in far:
-        far = [UNMEASURED_S if network is None else network for network in far]
-    least, most = min(map(_DECODE, nodes)) + min(map(_PER_TOKEN, nodes)) * unseen, inf
+    order: Sequence[int] = range(len(nodes))
+    far, least, most = list[float](), 0.0, inf
+    if all_of_them or 2 * len(cached) >= len(nodes):  # where most hold some of the prompt, distance rules out few
+        region = None
+    else:
+        far = list(map(_NETWORK, nodes))
+        if None in far:
+            far = [UNMEASURED_S if network is None else network for network in far]
+        least = min(map(_DECODE, nodes)) + min(map(_PER_TOKEN, nodes)) * unseen
+        order = sorted(order, key=far.__getitem__)
     fit: list[tuple[float, int]] = []
     standby: list[tuple[float, int]] = []
-    for index in sorted(range(len(nodes)), key=far.__getitem__):
+    for index in order:
         node = nodes[index]
-        if far[index] + least > most:
+        if most < inf and far[index] + least > most:
             if not cached:
                 break
             if node.slot not in cached:
