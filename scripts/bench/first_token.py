@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """First token and tokens per second: through the proxy, and from its nearest node directly, alternately.
 
+export EDGEPROXY_NODE_TOKEN=any-secret              # in both terminals: a launched node answers nobody else
 ./scripts/serve                                     # in another terminal
 .venv/bin/python scripts/bench/first_token.py --out first_token.json
 """
