@@ -27,14 +27,26 @@ class Pair(NamedTuple):
     long: int
     short: int
     rate: float
+    way: float
+    """Where the objective allows much: so much of the way from 1 to the rate at which every request is bad."""
     severity: str
+
+    def limit(self, objective: float) -> float:
+        """The rate, or what can be reached of it: 5 is the most that burns of an objective of 80 %, and 14.4 would call
+        nobody while nobody is served in time. Always between 1 and that most."""
+        most = 1 / (1 - objective)
+        return min(self.rate, 1 + self.way * (most - 1))
 
     def least(self, objective: float) -> int:
         """Requests in the short window, below which there is no verdict."""
-        return max(LEAST_EVENTS, ceil(LEAST_BAD / (self.rate * (1 - objective)) - 1e-9))
+        return max(LEAST_EVENTS, ceil(LEAST_BAD / (self.limit(objective) * (1 - objective)) - 1e-9))
 
 
-PAIRS = (Pair(60, 5, 14.4, "page"), Pair(6 * 60, 30, 6.0, "page"), Pair(3 * 24 * 60, 6 * 60, 1.0, "ticket"))
+PAIRS = (
+    Pair(60, 5, 14.4, 0.75, "page"),
+    Pair(6 * 60, 30, 6.0, 0.5, "page"),
+    Pair(3 * 24 * 60, 6 * 60, 1.0, 0.0, "ticket"),
+)
 
 
 class Minute:
@@ -89,6 +101,11 @@ class Burn:
         for pair in PAIRS:
             yield _name(pair.short), self.within(pair.short, now)[0], pair.least(self.objective)
 
+    def limits(self) -> Iterator[tuple[str, float]]:
+        """Long window of each pair, and its limit."""
+        for pair in PAIRS:
+            yield _name(pair.long), pair.limit(self.objective)
+
     def view(self, now: float) -> list[dict[str, Any]]:
         """`state`: ok, burning, or few where there is no verdict yet."""
         return [self._pair(pair, now) for pair in PAIRS]
@@ -96,13 +113,14 @@ class Burn:
     def _pair(self, pair: Pair, now: float) -> dict[str, Any]:
         long, short = self.rate(pair.long, now), self.rate(pair.short, now)
         (events, _), least = self.within(pair.short, now), pair.least(self.objective)
-        burning = long is not None and short is not None and min(long, short) > pair.rate
+        limit = pair.limit(self.objective)
+        burning = long is not None and short is not None and min(long, short) > limit
         return {
             "long_minutes": pair.long,
             "short_minutes": pair.short,
             "long": long,
             "short": short,
-            "limit": pair.rate,
+            "limit": limit,
             "severity": pair.severity,
             "events": events,
             "least": least,
@@ -130,4 +148,11 @@ def burn_families(burn: Burn, now: float) -> Iterator[Metric]:
     for window, events, needed in burn.counts(now):
         requests.add_metric([window], events)
         least.add_metric([window], needed)
-    yield from (rates, requests, least)
+    limits = GaugeMetricFamily(
+        "edgeproxy_budget_burn_limit_ratio",
+        "Burn rate above which somebody is called, of each pair of windows by the longer one",
+        labels=["window"],
+    )
+    for window, limit in burn.limits():
+        limits.add_metric([window], limit)
+    yield from (rates, requests, least, limits)

@@ -4,11 +4,12 @@ token. A counter begins anew when its node does, as Prometheus expects of counte
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from edgeproxy.protocol.node.instruments import Gpu, Instruments
+from edgeproxy.protocol.node.instruments import GAP_BUCKETS, Gpu, Instruments
 
 
 class Measured(NamedTuple):
@@ -23,8 +24,6 @@ _GAUGES = (
     ("edgeproxy_node_worker_busy_ratio", "worker_busy", "Of a node's busy time, what its compute threads ran"),
     ("edgeproxy_node_kv_reuse_ratio", "kvr", "KVR: share of a node's KV blocks that were found computed"),
     ("edgeproxy_node_page_faults_per_token", "mpfr", "MPFR: a node's page faults per token"),
-    ("edgeproxy_node_step_gap_seconds", "gap_p50_s", "ILD-gap, the median"),
-    ("edgeproxy_node_step_gap_p99_seconds", "gap_p99_s", "ILD-gap, p99"),
     ("edgeproxy_node_wake_seconds", "wake_p50_s", "ILD-wake, the median"),
 )
 _COUNTERS = (
@@ -32,7 +31,12 @@ _COUNTERS = (
     ("edgeproxy_node_generated_tokens", "generated_tokens", "Tokens of a node's answers"),
     ("edgeproxy_node_aborts", "aborts", "A node's sequences that were ended from outside"),
     ("edgeproxy_node_preemptions", "preemptions", "A node's sequences that gave their blocks up for others"),
+    ("edgeproxy_node_kv_blocks_reused", "kv_blocks_reused", "KV blocks that a node's sequences found computed"),
+    ("edgeproxy_node_kv_blocks_computed", "kv_blocks_computed", "KV blocks that a node's sequences had to compute"),
+    ("edgeproxy_node_page_faults", "page_faults", "Page faults of the threads that make a node's steps"),
+    ("edgeproxy_node_busy_seconds", "busy_s", "In which a node's steps ran, gaps between them included"),
 )
+_GAP_EDGES = (*(str((1 << index) / 1e6) for index in range(GAP_BUCKETS - 1)), "+Inf")
 
 
 def instrument_families(nodes: Sequence[Measured]) -> Iterator[Metric]:
@@ -44,7 +48,19 @@ def instrument_families(nodes: Sequence[Measured]) -> Iterator[Metric]:
                 if value is not None:
                     family.add_metric([node, region], value)
             yield family
+    yield _gaps(nodes)
     yield from _gpus([(node, region, found.gpu) for node, region, found in nodes if found.gpu is not None])
+
+
+def _gaps(nodes: Sequence[Measured]) -> Metric:
+    family = HistogramMetricFamily(
+        "edgeproxy_node_step_gap_seconds", "ILD-gap: a step's last kernel to the next one's first", labels=_LABELS
+    )
+    for node, region, found in nodes:
+        if found.gap is not None:
+            buckets = list(zip(_GAP_EDGES, accumulate(found.gap.counts), strict=True))
+            family.add_metric([node, region], buckets, found.gap.sum_s)
+    return family
 
 
 def _gpus(nodes: Iterable[tuple[str, str, Gpu]]) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ Counting is done on plain integers (histogram.py). A scrape turns them into the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from operator import sub
 from time import time
 from typing import Any
@@ -20,6 +21,7 @@ from edgeproxy.observe.core import core_families
 from edgeproxy.observe.cost import Produced, cost_families
 from edgeproxy.observe.fleet import NodeView, fleet_families
 from edgeproxy.observe.histogram import Histogram
+from edgeproxy.observe.known import FAILURES, HEDGES, REASONS, RESUMES, with_zeros
 from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.observe.requests import Requests, by, column, having, known, tally
 
@@ -122,39 +124,40 @@ class Metrics:
         failures = CounterMetricFamily(
             "edgeproxy_node_failures", "Attempts that a node failed or refused", labels=["node", "reason"]
         )
-        for labels, count in self._failures.items():
+        nodes = list(self._nodes())
+        regions = tuple(dict.fromkeys(node.region for node in nodes))
+        for labels, count in with_zeros(self._failures, product([node.name for node in nodes], FAILURES)).items():
             failures.add_metric(labels, count)
         edge = HistogramMetricFamily(
             "edgeproxy_edge_seconds", "From the byte that completes a request to its sending: the proxy's own time"
         )
         edge.add_metric([], self._edge.buckets(), self._edge.sum)
-        yield from self._routing()
+        yield from self._routing(regions)
         disconnects = CounterMetricFamily(
             "edgeproxy_client_disconnects", "Clients that left before the end of their answer", self._disconnects
         )
         resumes = CounterMetricFamily(
             "edgeproxy_resumes", "Streams whose node broke off, and whether another went on", labels=["outcome"]
         )
-        for outcome, count in self._resumes.items():
+        for outcome, count in with_zeros(self._resumes, RESUMES).items():
             resumes.add_metric([outcome], count)
         build = GaugeMetricFamily("edgeproxy_build_info", "Constant 1", labels=["version"])
         build.add_metric([self._version], 1)
         yield from (requests, failures, edge, disconnects, resumes, build)
-        yield from self.requests.families()
+        yield from self.requests.families(regions)
         if self._burn is not None:
             yield from burn_families(self._burn, time())
         yield from _accepted(self._connections)
         yield from _configuration(self._reloads)
         yield from core_families()
-        nodes = list(self._nodes())
         yield from fleet_families(nodes)
         yield from cost_families(nodes, self.produced.window(time()))
 
-    def _routing(self) -> Iterator[Metric]:
+    def _routing(self, regions: Sequence[str]) -> Iterator[Metric]:
         decisions = CounterMetricFamily(
             "edgeproxy_decisions", "Requests by why their node was chosen", labels=["reason"]
         )
-        for reason, count in self._decisions.items():
+        for reason, count in with_zeros(self._decisions, REASONS).items():
             decisions.add_metric([reason], count)
         error = HistogramMetricFamily(
             "edgeproxy_forecast_error_seconds",
@@ -164,13 +167,14 @@ class Metrics:
         share = HistogramMetricFamily(
             "edgeproxy_forecast_error_ratio", "The same as a share of the time that it took", labels=["region"]
         )
-        for family, found in ((error, self._forecast_error), (share, self._forecast_share)):
-            for region, histogram in found.items():
+        told = ((error, self._forecast_error, FORECAST_EDGES), (share, self._forecast_share, SHARE_EDGES))
+        for family, found, edges in told:
+            for region, histogram in {**{region: Histogram(edges) for region in regions}, **found}.items():
                 family.add_metric([region], histogram.buckets(), histogram.sum)
         hedges = CounterMetricFamily(
             "edgeproxy_hedges", "Second copies of late requests, and whether they answered", labels=["outcome"]
         )
-        for outcome, count in self._hedges.items():
+        for outcome, count in with_zeros(self._hedges, HEDGES).items():
             hedges.add_metric([outcome], count)
         yield from (decisions, error, share, hedges)
 

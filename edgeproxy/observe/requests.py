@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from edgeproxy.observe.histogram import Histogram
+from edgeproxy.observe.known import CODES, PROTOCOLS, with_zeros
 from edgeproxy.routing.budget import BUDGET_S, Ledger
 
 FIRST_TOKEN_EDGES = (
@@ -82,9 +83,11 @@ class Requests:
             if tokens:
                 self._tokens[model, kind] = self._tokens.get((model, kind), 0) + tokens
 
-    def families(self) -> Iterator[Metric]:
+    def families(self, regions: Iterable[str] = ()) -> Iterator[Metric]:
+        """`regions`: those that are configured, told of before anything was answered there."""
+        waits = {**{region: Histogram(self._edges) for region in regions}, **self._waits}
         yield _histograms(
-            "edgeproxy_first_token_seconds", "What users wait: client's round trip included", "region", self._waits
+            "edgeproxy_first_token_seconds", "What users wait: client's round trip included", "region", waits
         )
         yield _histograms("edgeproxy_term_seconds", "The terms of first tokens' latency budgets", "term", self._terms)
         model = "gen_ai_request_model"
@@ -100,8 +103,9 @@ class Requests:
         yield _counts(
             "edgeproxy_budget", "First tokens by whether they came within their budget", "outcome", self._budget
         )
-        yield _counts("edgeproxy_requests_by_protocol", "Chat requests by their protocol", "protocol", self.protocols)
-        yield _counts("edgeproxy_errors", "Chat requests refused or failed, by the error's code", "code", self.codes)
+        protocols, codes = with_zeros(self.protocols, PROTOCOLS), with_zeros(self.codes, CODES)
+        yield _counts("edgeproxy_requests_by_protocol", "Chat requests by their protocol", "protocol", protocols)
+        yield _counts("edgeproxy_errors", "Chat requests refused or failed, by the error's code", "code", codes)
 
 
 def tally(counts: dict[K, int], keys: Iterable[K]) -> None:

@@ -41,6 +41,11 @@ class Lately(NamedTuple):
         total = self.answered + self.failed
         return self.within / total if total else None
 
+    @property
+    def nobody(self) -> bool:
+        """Was served in time, of so many that it is no chance."""
+        return not self.within and self.answered + self.failed >= _FEW
+
 
 class Verdict(NamedTuple):
     mood: Mood
@@ -78,7 +83,7 @@ def _of_users(
         reasons = _reasons(lately, found)
         causes = reasons + parts if whole else parts + reasons
         text = "; ".join([_trouble(lately, paged), *causes, *refusals])
-        return Verdict("bad" if paged else "warn", text)
+        return Verdict("bad" if paged or lately.nobody else "warn", text)
     well = whole and not burning and not refusals and len(parts) == 1
     return Verdict("good" if well else "warn", "; ".join([_head(lately), *parts, *refusals]))
 
@@ -107,7 +112,7 @@ def _count(requests: int) -> str:
 
 
 def _trouble(lately: Lately, paged: bool) -> str:
-    some = "" if paged else "Some "
+    some = "" if paged or lately.nobody else "Some "
     if _refused(lately):
         failed = _of(lately.failed, lately.answered + lately.failed)
         return f"{some}users get no answer: {failed} refused, failed or given up".capitalize()

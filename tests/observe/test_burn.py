@@ -46,12 +46,32 @@ def test_too_few_requests_are_neither_ok_nor_burning(objective: float) -> None:
     """Whatever the objective: at each pair's limit there have to be enough that the bad ones are no chance."""
     for index, pair in enumerate(PAIRS):
         burn, least = Burn(objective), pair.least(objective)
-        assert least >= LEAST_EVENTS and least * pair.rate * (1 - objective) >= LEAST_BAD - 1e-6
+        assert least >= LEAST_EVENTS and least * pair.limit(objective) * (1 - objective) >= LEAST_BAD - 1e-6
         for _ in range(least - 1):
             burn.count(False, 0.0)
         assert burn.view(0.0)[index]["state"] == "few"
         burn.count(False, 0.0)
-        assert burn.view(0.0)[index]["state"] == ("burning" if pair.rate * (1 - objective) < 1 else "ok")
+        assert burn.view(0.0)[index]["state"] == "burning"
+
+
+@given(st.floats(0.5, 0.99999))
+def test_where_nobody_is_served_in_time_every_objective_calls_somebody(objective: float) -> None:
+    burn = Burn(objective)
+    fill(burn, False, range(3), max(pair.least(objective) for pair in PAIRS) // 3 + 1)
+    assert [pair["state"] for pair in burn.view(2 * MINUTE)] == ["burning"] * 3
+
+
+@given(st.floats(0.5, 0.99999))
+def test_the_faster_a_limit_calls_the_higher_it_is_and_none_is_below_what_the_objective_allows(
+    objective: float,
+) -> None:
+    fast, slow, ticket = (pair.limit(objective) for pair in PAIRS)
+    assert 1 / (1 - objective) > fast > slow > ticket == 1
+
+
+def test_usual_objectives_have_the_usual_limits() -> None:
+    for objective in (0.95, 0.99, 0.999):
+        assert [pair.limit(objective) for pair in PAIRS] == [14.4, 6.0, 1.0]
 
 
 def test_two_slow_requests_of_twenty_after_a_start_burn_nothing() -> None:
@@ -67,6 +87,7 @@ def test_scrapes_tell_how_many_requests_a_rate_rests_on_and_how_many_it_needs() 
     found = {family.name: {s.labels["window"]: s.value for s in family.samples} for family in burn_families(burn, 0.0)}
     assert found["edgeproxy_budget_window_requests"] == {"5m": 1, "30m": 1, "6h": 1}
     assert found["edgeproxy_budget_window_least"] == {"5m": 20, "30m": 20, "6h": 100}
+    assert found["edgeproxy_budget_burn_limit_ratio"] == {"1h": 14.4, "6h": 6.0, "3d": 1.0}
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * KEPT), st.booleans()), max_size=300), st.integers(1, KEPT))

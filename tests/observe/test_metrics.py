@@ -15,7 +15,7 @@ from edgeproxy.observe.fleet import NodeView
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.observe.requests import FIRST_TOKEN_EDGES
-from edgeproxy.protocol.node.instruments import Gpu, Instruments, Link
+from edgeproxy.protocol.node.instruments import GAP_BUCKETS, Durations, Gpu, Instruments, Link
 from edgeproxy.protocol.node.report import NodeReport, NodeState
 from edgeproxy.routing.budget import BUDGET_S
 from tests.observe.records import record
@@ -164,7 +164,8 @@ def test_what_to_scale_by_is_told_where_a_node_reports_it() -> None:
 
 def test_what_nodes_measure_is_told_with_their_names_and_nothing_of_those_that_do_not_tell() -> None:
     gpu = Gpu(failed=True, link=Link(4, 8), possible=Link(5, 16))
-    measured = Instruments(susi=0.9, gap_p99_s=0.004, generated_tokens=12, aborts=0, gpu=gpu)
+    gap = Durations((0, 0, 3, 1, *([0] * (GAP_BUCKETS - 5)), 1), 9.0)
+    measured = Instruments(susi=0.9, gap=gap, generated_tokens=12, aborts=0, busy_s=7.5, gpu=gpu)
     report = NodeReport(NodeState.READY, "m", "n", 1, 2, 3000, 100, 50, 25, 16, 1000.0, 1.0, 1, 0.0)
     nodes = [replace(node("a-1", "a", 0.01), report=report, instruments=measured), node("b-1", "b", 0.02)]
     found = samples(Metrics("1", lambda: nodes))
@@ -174,7 +175,9 @@ def test_what_nodes_measure_is_told_with_their_names_and_nothing_of_those_that_d
         ("waiting", 2),
         ("kv_used_ratio", 0.25),
         ("susi_ratio", 0.9),
-        ("step_gap_p99_seconds", 0.004),
+        ("step_gap_seconds_count", 5),
+        ("step_gap_seconds_sum", 9.0),
+        ("busy_seconds_total", 7.5),
         ("generated_tokens_total", 12),
         ("aborts_total", 0),
         ("gpu_fault", 1),
@@ -182,9 +185,28 @@ def test_what_nodes_measure_is_told_with_their_names_and_nothing_of_those_that_d
         assert found[f"edgeproxy_node_{name}", place] == value, name
     links = {labels[2][1]: value for (name, labels), value in found.items() if name == "edgeproxy_node_gpu_pcie_lanes"}
     assert links == {"seen": 8, "possible": 16}
+    bounds = {labels[0][1]: value for (name, labels), value in found.items() if name.endswith("gap_seconds_bucket")}
+    assert (bounds["4e-06"], bounds["8e-06"], bounds["4.194304"], bounds["+Inf"]) == (3, 4, 4, 5)
     silent = {name for name, labels in found if ("node", "b-1") in labels}
-    assert silent == {"edgeproxy_in_flight", "edgeproxy_node_ready", "edgeproxy_node_silences_total"}
+    counted = {"edgeproxy_node_failures_total", "edgeproxy_node_silences_total"}
+    assert silent == {"edgeproxy_in_flight", "edgeproxy_node_ready", *counted}
     assert ("edgeproxy_node_preemptions_total", place) not in found
+
+
+def test_what_is_known_beforehand_is_told_at_zero_so_that_the_first_event_is_a_rise() -> None:
+    """Prometheus sees no increase where a series begins at 1."""
+    metrics = Metrics("1", lambda: [node("a-1", "a", None), node("b-1", "b", None)])
+    before = samples(metrics)
+    metrics.failed("a-1", "cut")
+    metrics.resumed("exact")
+    metrics.hedged("won")
+    failed = record(region="b", code="no_node", protocol="h3", reason="none", wait_s=None, first_token_s=None)
+    metrics.recorded([failed, record(region="a", expected_s=0.1, shown_s=0.2)])
+    risen = {key for key, value in samples(metrics).items() if value and key[0].endswith(("_total", "_count"))}
+    begun = {name for name, labels in risen if (name, labels) not in before}
+    by_model = {"edgeproxy_requests_total", "edgeproxy_tokens_total"}
+    assert {name for name in begun if not name.startswith("gen_ai_")} == by_model, "what only requests name"
+    assert ("edgeproxy_node_failures_total", (("node", "a-1"), ("reason", "cut"))) in risen & before.keys()
 
 
 def test_two_proxies_in_one_process_do_not_share_counts() -> None:

@@ -56,6 +56,7 @@ FARTHER = [node("a", rtt_s=0.221, rtt_min_s=0.001), node("b", "far", rtt_s=0.09,
             "warn",
             "Some users get no answer: 1 of 4 refused, failed or given up; all 2 nodes ready",
         ),
+        (BOTH, QUIET, Lately(30, 0, 0), "bad", "Users wait: 0% of first tokens in time; all 2 nodes ready"),
         (BOTH, QUIET, Lately(1, 0, 0), "warn", "Some users wait: 0 of 1 first tokens in time; all 2 nodes ready"),
         (
             BOTH,

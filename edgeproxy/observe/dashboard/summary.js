@@ -18,7 +18,7 @@ function burn(pair, age) {
   if (pair.state === "few") return tile(name, value, `too few to tell: ${pair.events} of ${pair.least}`, "few");
   const since = age < pair.long_minutes * 60 ? `; of the ${duration(age)} since the start` : "";
   const burning = pair.state === "burning";
-  return tile(name, value, `${burning ? "burning: " : ""}${pair.severity} above ${pair.limit}${since}`, burning ? "bad" : "");
+  return tile(name, value, `${burning ? "burning: " : ""}${pair.severity} above ${Number(pair.limit.toPrecision(3))}${since}`, burning ? "bad" : "");
 }
 
 function duration(seconds) {

@@ -27,6 +27,20 @@ class Gpu:
     possible: Link | None = None
 
 
+GAP_BUCKETS = 24
+"""Of a node's histograms: bucket i holds what took less than 2**i microseconds and is in no bucket before; the last also
+what took longer. Others that a node names are its own affair: a bucket is a label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """A histogram, since the node began."""
+
+    counts: tuple[int, ...]
+    """GAP_BUCKETS of them."""
+    sum_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Instruments:
     """None where the node does not say. Ratios are of the last second in which it was busy (docs/metrics.md)."""
@@ -35,17 +49,22 @@ class Instruments:
     worker_busy: float | None = None
     kvr: float | None = None
     mpfr: float | None = None
+    gap: Durations | None = None
+    """ILD-gap: from a step's last kernel to the next one's first..."""
     gap_p50_s: float | None = None
-    """ILD-gap: from a step's last kernel to the next one's first."""
-    gap_p99_s: float | None = None
+    """...and its median."""
     wake_p50_s: float | None = None
     """ILD-wake: from a request's arrival at an idle engine to its first kernel."""
     sleeping: bool = False
     prefilled_tokens: float | None = None
-    """Like the next three, since the node began."""
+    """Like all below but `gpu`, since the node began."""
     generated_tokens: float | None = None
     aborts: float | None = None
     preemptions: float | None = None
+    kv_blocks_reused: float | None = None
+    kv_blocks_computed: float | None = None
+    page_faults: float | None = None
+    busy_s: float | None = None
     gpu: Gpu | None = None
     """None on the CPU."""
 
@@ -58,14 +77,18 @@ def decode(raw: bytes) -> Instruments:
         worker_busy=number(value.get("worker_busy")),
         kvr=number(value.get("kvr")),
         mpfr=number(value.get("mpfr")),
+        gap=_durations(value.get("ild_gap")),
         gap_p50_s=_quantile(value.get("ild_gap"), "p50_us"),
-        gap_p99_s=_quantile(value.get("ild_gap"), "p99_us"),
         wake_p50_s=_quantile(value.get("ild_wake"), "p50_us"),
         sleeping=value.get("sleeping") is True,
         prefilled_tokens=number(value.get("prefilled_tokens")),
         generated_tokens=number(value.get("generated_tokens")),
         aborts=number(value.get("aborts")),
         preemptions=number(value.get("preemptions")),
+        kv_blocks_reused=number(value.get("kv_blocks_reused")),
+        kv_blocks_computed=number(value.get("kv_blocks_computed")),
+        page_faults=number(value.get("page_faults")),
+        busy_s=number(value.get("busy_s")),
         gpu=_gpu(value.get("gpu")),
     )
 
@@ -74,6 +97,15 @@ def _quantile(view: object, name: str) -> float | None:
     """Seconds, of a histogram in which there is anything."""
     found = number(view.get(name)) if isinstance(view, dict) and view.get("count") else None
     return None if found is None else found / 1e6
+
+
+def _durations(view: object) -> Durations | None:
+    if not isinstance(view, dict) or not isinstance(buckets := view.get("buckets"), dict):
+        return None
+    sum_us = number(view.get("sum_us"))
+    counts = [number(buckets.get(str(1 << index), 0)) for index in range(GAP_BUCKETS)]
+    found = tuple([int(count) for count in counts if count is not None])
+    return None if sum_us is None or len(found) < GAP_BUCKETS else Durations(found, sum_us / 1e6)
 
 
 def _gpu(view: object) -> Gpu | None:
