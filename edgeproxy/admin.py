@@ -32,6 +32,10 @@ from edgeproxy.upstream.node import Fleet
 from edgeproxy.web import error_response, json, starlette
 
 ADMIN_CHAT = "/admin/chat"
+_FORBIDDEN = (
+    "this listener needs a key with `admin: true` from elsewhere than loopback; a browser cannot send one: "
+    "forward the port with ssh (docs/alerts.md)"
+)
 _PAGE_HEADERS = {
     "content-security-policy": CONTENT_SECURITY_POLICY,
     "x-content-type-options": "nosniff",
@@ -124,10 +128,11 @@ class Admin:
         client = scope.get("client")
         if client is not None and is_loopback(client[0]):
             return
-        if not self._keys.required or not self._keys.tenant(fields.get(b"authorization")).admin:
-            raise ApiError(
-                403, "this listener needs a key with `admin: true` from elsewhere than loopback", "forbidden"
-            )
+        key = fields.get(b"authorization")
+        if self._keys.required and key is None:
+            raise ApiError(401, _FORBIDDEN, "invalid_api_key", headers=((b"www-authenticate", b"Bearer"),))
+        if not self._keys.required or not self._keys.tenant(key).admin:
+            raise ApiError(403, _FORBIDDEN, "forbidden")
 
 
 class _Events(StreamingResponse):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib import metadata
 from random import Random
 from time import monotonic, time
@@ -27,6 +28,7 @@ from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.observe.outcomes import Outcomes
 from edgeproxy.observe.reloads import ReloadStatus
+from edgeproxy.observe.telemetry import telemetry_families
 from edgeproxy.observe.trace import Tracer
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.upstream.node import Fleet, Node
@@ -59,8 +61,9 @@ def build(
     reloads = reloads or ReloadStatus(started)
     burn = Burn(config.objective)
     budgets = {model: milliseconds / 1e3 for model, milliseconds in config.budgets.items()}
-    named = [config.budget_ms / 1e3, *budgets.values()]
-    metrics = Metrics(version(), views, reloads, burn, connections, named)
+    named = [config.budget_ms / 1e3, *budgets.values(), *keys.budgets]
+    telemetry = partial(telemetry_families, log, tracer)
+    metrics = Metrics(version(), views, reloads, burn, connections, named, telemetry)
     account = Account(log, metrics, Outcomes(burn), tracer)
     public = Gateway(
         fleet,

@@ -31,6 +31,12 @@ ADMIN = click.option(
     help="Admin listener, as URL or HOST:PORT, where the deployment's own is not to be asked.",
     callback=lambda context, parameter, value: None if value is None else _base_url(value),
 )
+ADMIN_KEY = click.option(
+    "--admin-key-file",
+    "key_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File that holds an admin key, for a listener on another machine; or put the key into EDGEPROXY_ADMIN_KEY.",
+)
 STATE = click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
@@ -123,38 +129,46 @@ def keys(tenant: str, path: Path, disclose: bool, admin: bool, regions: tuple[st
 @main.command()
 @CONFIG
 @ADMIN
+@ADMIN_KEY
 @click.argument("request_id")
-def explain(config: Path, base_url: str | None, request_id: str) -> None:
+def explain(config: Path, base_url: str | None, key_file: Path | None, request_id: str) -> None:
     """Say why a request went where it went. REQUEST_ID is the answer's x-request-id."""
+    from edgeproxy.admin_key import AdminKeyError, admin_key
     from edgeproxy.explain import ExplainError, explained
 
     try:
-        click.echo(explained(base_url or _admin_url(config), request_id))
-    except ExplainError as error:
+        click.echo(explained(base_url or _admin_url(config), request_id, admin_key(key_file, os.environ)))
+    except (ExplainError, AdminKeyError) as error:
         _fail(str(error))
 
 
 @main.command()
 @CONFIG
 @ADMIN
+@ADMIN_KEY
 @click.option("--once", is_flag=True, help="Show it once, for scripts.")
-def top(config: Path, base_url: str | None, once: bool) -> None:
+def top(config: Path, base_url: str | None, key_file: Path | None, once: bool) -> None:
     """Show in the terminal what the dashboard shows: verdict, regions, decisions."""
     from rich.console import Console
 
+    from edgeproxy.admin_key import AdminKeyError, admin_key
     from edgeproxy.top import TopError
     from edgeproxy.top import top as watch
 
     try:
-        watch(base_url or _admin_url(config), Console(), once=once)
-    except TopError as error:
+        watch(base_url or _admin_url(config), Console(), key=admin_key(key_file, os.environ), once=once)
+    except (TopError, AdminKeyError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         pass
 
 
 def _base_url(value: str) -> str:
-    """Raises BadParameter."""
+    """Raises BadParameter, without what may be a secret of the caller's."""
+    if "@" in value:
+        from edgeproxy.admin_key import REMEDY
+
+        raise click.BadParameter(f"a listener's address holds no user and no key; {REMEDY}")
     url = value if "://" in value else f"http://{value}"
     try:
         parts = urlsplit(url)

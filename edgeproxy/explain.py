@@ -9,6 +9,9 @@ from urllib.parse import quote
 
 import httpx
 
+from edgeproxy.admin_key import authorization, refused
+from edgeproxy.observe.known import OVER_BUDGET
+
 _REASONS = {
     "pinned": "the client asked for this region",
     "home": "the home region's best node",
@@ -38,10 +41,13 @@ class ExplainError(RuntimeError):
     """The decision cannot be told; the message names the thing, the cause and the remedy."""
 
 
-def explained(admin: str, request_id: str) -> str:
-    """`admin`: base URL of the admin listener. Raises ExplainError."""
+def explained(admin: str, request_id: str, key: str | None = None) -> str:
+    """`admin`: base URL of the admin listener; `key`: for one on another machine. Raises ExplainError."""
     try:
-        answer = httpx.get(f"{admin}/admin/decisions/{quote(request_id, safe='')}", timeout=TIMEOUT_S)
+        url = f"{admin}/admin/decisions/{quote(request_id, safe='')}"
+        answer = httpx.get(url, headers=authorization(key), timeout=TIMEOUT_S)
+        if (told := refused(admin, answer.status_code, key)) is not None:
+            raise ExplainError(told)
         found = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ExplainError(
@@ -87,7 +93,7 @@ def _course(found: Mapping[str, Any]) -> Iterator[str]:
     failures = list(found["failures"])
     before = list(takewhile(lambda failure: not failure.endswith(_LATE), failures))
     for failure in before:
-        yield f"failed: {failure}"
+        yield _failed(failure)
     if found["hedge"]:
         yield _HEDGES[found["hedge"]]
     yield _answer(found, before)
@@ -100,6 +106,13 @@ def _course(found: Mapping[str, Any]) -> Iterator[str]:
     if found["error_s"] is not None:
         expected, actual = found["expected_s"] * 1e3, found["actual_s"] * 1e3
         yield f"first token after {actual:.1f} ms; half of those with such a forecast come within {expected:.1f} ms"
+
+
+def _failed(failure: str) -> str:
+    node, _, reason = failure.rpartition(": ")
+    if reason == OVER_BUDGET:
+        return f"refused by {node}, as the client asked: its own budget cannot be met there"
+    return f"failed: {failure}"
 
 
 def _answer(found: Mapping[str, Any], failed: Sequence[str]) -> str:

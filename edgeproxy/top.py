@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from time import localtime, sleep, strftime
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from edgeproxy.admin_key import authorization, refused
 from edgeproxy.protocol.openai.sse import SseError, SseParser
 
 SHOWN = 12
@@ -37,21 +39,34 @@ class TopError(RuntimeError):
     """There is nothing to show; the message names the thing, the cause and the remedy."""
 
 
-def top(admin: str, console: Console, *, once: bool = False, wait: Callable[[float], None] = sleep) -> None:
+def top(
+    admin: str,
+    console: Console,
+    *,
+    key: str | None = None,
+    once: bool = False,
+    wait: Callable[[float], None] = sleep,
+) -> None:
     """Until interrupted; once where nobody watches a terminal. A feed that ends or falls silent is asked for again.
 
-    `admin`: base URL of the admin listener. `wait`: between two tries. Raises TopError where there never was a feed.
+    `admin`: base URL of the admin listener; `key`: for one on another machine. `wait`: between two tries. Raises
+    TopError where there never was a feed.
     """
+    if once or not console.is_terminal:
+        with closing(_states(admin, key)) as states:
+            only = next(states, None)
+        if only is None:
+            raise TopError(f"{admin} tells nothing (its feed ended at once); try again")
+        console.print(render(only, newest(only["recent"]), console.width))
+        return
     recent: list[State] = []
     shown: State | None = None
     with Live(console=console, auto_refresh=False) as live:
         while True:
             try:
-                for shown in _states(admin):
+                for shown in _states(admin, key):
                     recent = newest([*recent, *shown["recent"]])
                     live.update(render(shown, recent, console.width), refresh=True)
-                    if once or not console.is_terminal:
-                        return
             except TopError:
                 if shown is None:
                     raise
@@ -60,11 +75,13 @@ def top(admin: str, console: Console, *, once: bool = False, wait: Callable[[flo
             wait(AGAIN_S)
 
 
-def _states(admin: str) -> Iterator[State]:
+def _states(admin: str, key: str | None) -> Generator[State, None, None]:
     """Until the feed ends. Raises TopError."""
     parser = SseParser(64 << 20)
     try:
-        with httpx.stream("GET", f"{admin}/admin/events", timeout=TIMEOUT) as answer:
+        with httpx.stream("GET", f"{admin}/admin/events", headers=authorization(key), timeout=TIMEOUT) as answer:
+            if (told := refused(admin, answer.status_code, key)) is not None:
+                raise TopError(told)
             if answer.status_code != 200:
                 raise TopError(f"{admin} answers {answer.status_code}; is it the admin listener, of this version?")
             for data in answer.iter_bytes():

@@ -209,6 +209,14 @@ async def test_a_dashboard_that_was_closed_takes_no_place_and_is_no_failure(tmp_
             assert sent[0]["status"] == 200
 
 
+async def test_budgets_of_tenants_are_edges_of_what_users_wait(tmp_path: Path) -> None:
+    keys, headers = key_file(tmp_path, ", budget_ms: 77")
+    async with edge(tmp_path, keys=keys) as e:
+        assert (await ask(e.app, chat("ok"), headers=headers)).status == 200
+        metrics = (await ask(e.admin, method="GET", path="/metrics")).body
+    assert b'edgeproxy_first_token_seconds_bucket{le="0.077",region="near"} ' in metrics
+
+
 async def test_a_limit_of_decisions_is_a_number_as_ascii_writes_it(tmp_path: Path) -> None:
     async with edge(tmp_path) as e:
         for limit, status in ((b"2", 200), ("²".encode(), 400), ("٣".encode(), 400), (b"-1", 400), (b"", 400)):
@@ -228,4 +236,5 @@ async def test_admin_is_for_loopback_or_an_admin_key(tmp_path: Path) -> None:
             for path in ("/metrics", "/admin/status", "/"):
                 ask_from_afar = ask(e.admin, method="GET", path=path, client="192.0.2.1", headers=headers)
                 assert (await ask_from_afar).status == status
-            assert (await ask(e.admin, method="GET", path="/metrics", client="192.0.2.1")).status == 401
+            without = await ask(e.admin, method="GET", path="/dashboard", client="192.0.2.1")
+            assert without.status == 401 and "ssh" in without.error["message"], "what a person at a browser can do"

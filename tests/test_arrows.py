@@ -15,6 +15,7 @@ ROOMS = [
     "edgeproxy.explain",
     "edgeproxy.summary",
     "edgeproxy.top",
+    "edgeproxy.admin_key",
     "edgeproxy.server",
     "edgeproxy.preflight",
     "edgeproxy.listeners",

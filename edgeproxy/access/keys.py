@@ -86,6 +86,12 @@ class Keys:
     def required(self) -> bool:
         return self._tenants is not None
 
+    @property
+    def budgets(self) -> list[float]:
+        """Those that tenants have for their first tokens, each once, in seconds."""
+        found = dict.fromkeys(tenant.budget_s for tenant in (self._tenants or {}).values())
+        return [budget for budget in found if budget is not None]
+
     def reload(self) -> None:
         """Reads the file again. Raises KeysError and keeps the keys in force if it cannot be used."""
         if self._path is not None:

@@ -92,7 +92,9 @@ class Call:
     held_s: float = 0.0
     """Waited here because all nodes were hot."""
     budget_s: float = BUDGET_S
-    """For its first token."""
+    """For its first token, as the operator has it: what the objective is judged by."""
+    own_budget_s: float | None = None
+    """As the client has it, for this request alone."""
     status: int = 0
     code: str | None = None
     ending: Ending | None = None
@@ -227,7 +229,7 @@ def record_of(call: Call, now: float, time: float) -> dict[str, Any]:
 
 _TOLD = (
     "tenant", "model", "stream", "protocol", "status", "client_gone", "region", "node", "attempts", "failures",
-    "resumes", "resumed_on", "hedge", "expected_s", "shown_s", "budget_s",
+    "resumes", "resumed_on", "hedge", "expected_s", "shown_s", "budget_s", "own_budget_s",
 )  # fmt: skip
 """Of a call, in its record as they are."""
 _told = attrgetter(*_TOLD)

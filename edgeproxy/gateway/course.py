@@ -39,8 +39,7 @@ class Course:
         budgets: Mapping[str, float],
         fallbacks: Mapping[str, str],
     ) -> None:
-        """`budget_s`: for a first token, where neither client nor tenant nor `budgets` (model -> seconds) names
-        another.
+        """`budget_s`: for a first token, where neither tenant nor `budgets` (model -> seconds) names another.
         `fallbacks`: model -> model."""
         self._router = router
         self._relay = relay
@@ -52,7 +51,8 @@ class Course:
         self, plan: Plan, asked: ChatRequest, tenant: Tenant, headers: Headers, answer: Answer, call: Call
     ) -> None:
         """Raises ClientGone, and UpstreamError where nothing but a cut can tell of a failure."""
-        call.budget_s = plan.wishes.budget_s or tenant.budget_s or self._budgets.get(plan.label, self._budget_s)
+        call.budget_s = tenant.budget_s or self._budgets.get(plan.label, self._budget_s)
+        call.own_budget_s = plan.wishes.budget_s
         request = Request(headers, asked.body, plan, partial(self._router.visit, plan))
         refused = await self._serve(request, answer, call)
         if refused is not None and request.offers:
@@ -83,7 +83,7 @@ class Course:
     async def _serve(self, request: Request, answer: Answer, call: Call) -> Whole | None:
         """None: it is answered. Else what the client is to be told if nobody else does better."""
         plan, now = request.plan, monotonic()
-        decision = plan.decide(now, call.started + call.budget_s - now)
+        decision = plan.decide(now, _hold_until(call) - now)
         if isinstance(decision, Hold):
             decision = await self._held(plan, call, decision, now)
             now = monotonic()
@@ -95,7 +95,7 @@ class Course:
 
     async def _held(self, plan: Plan, call: Call, found: Decision[Node] | Hold, begun: float) -> Decision[Node]:
         """All nodes are hot: until one is not, or its time is over. `begun`: now."""
-        now, until, deadline = begun, inf, call.started + call.budget_s
+        now, until, deadline = begun, inf, _hold_until(call)
         while isinstance(found, Hold):
             until = min(until, found.until)  # the first hold's end, however often it has to wait
             await self._router.holds.wait(plan, call.started, until, deadline)
@@ -103,6 +103,12 @@ class Course:
             found = plan.decide(now, until - now)
         call.held_s += now - begun
         return found
+
+
+def _hold_until(call: Call) -> float:
+    """A client may be in more of a hurry than the operator; what it could wait longer for, the objective could not."""
+    own = call.own_budget_s
+    return call.started + (call.budget_s if own is None else min(own, call.budget_s))
 
 
 def _unchanged(answer: Answer) -> Headers:

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from edgeproxy.gateway.answer import Whole
-from edgeproxy.protocol.openai.codes import node_code
+from edgeproxy.protocol.openai.codes import OWN_BUDGET, node_code
 
 _LENGTHS = ("max_completion_tokens", "max_tokens")
 
@@ -23,7 +23,7 @@ def fitting_tokens(refused: Whole) -> int | None:
 
 def of_itself_alone(refused: Whole) -> bool:
     """Whether a 429 tells of this request's own budget: a node that says so takes others meanwhile."""
-    return b'"latency_budget_exceeded"' in refused.body
+    return b'"%b"' % OWN_BUDGET.encode() in refused.body
 
 
 def code_of(refused: Whole) -> str:

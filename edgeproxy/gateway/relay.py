@@ -24,6 +24,7 @@ from edgeproxy.gateway.stages import Stages
 from edgeproxy.gateway.timings import Timings
 from edgeproxy.gateway.transcript import Transcript
 from edgeproxy.gateway.visit import Visit
+from edgeproxy.observe.known import OVER_BUDGET
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import Headers
@@ -238,12 +239,14 @@ class Relay:
         call.failures += (f"{node.name}: {reason}",)
 
     def _note(self, node: Node, failed: Failed, request: Request, call: Call) -> None:
-        call.failures += (f"{node.name}: {failed.reason}",)
+        asked_for = failed.busy and of_itself_alone(failed.answer)
+        call.failures += (f"{node.name}: {OVER_BUDGET if asked_for else failed.reason}",)
         _offered(failed.answer, node, request)
         now = monotonic()
-        self._metrics.failed(node.name, failed.reason)
+        if not asked_for:
+            self._metrics.failed(node.name, failed.reason)
         if failed.busy:
-            if not of_itself_alone(failed.answer):
+            if not asked_for:
                 node.breaker.hold_off(min(failed.retry_after_s or HOLD_OFF_S, MAX_HOLD_OFF_S), now)
             node.breaker.succeeded(now)
         else:

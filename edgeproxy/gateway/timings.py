@@ -72,7 +72,9 @@ class Timings:
         terms = {f"{name}_ms": _ms(seconds) for name, seconds in ledger._asdict().items() if seconds is not None}
         if ledger.wait is not None:
             terms["wait_ms"] = _ms(ledger.wait)
-        return orjson.dumps(value | {MEMBER: terms | {"budget_ms": _ms(self._call.budget_s)}})
+        return orjson.dumps(
+            value | {MEMBER: terms | {"budget_ms": _ms(self._call.own_budget_s or self._call.budget_s)}}
+        )
 
 
 def _ms(seconds: float) -> float:

@@ -13,6 +13,9 @@ FAILURES: Final = (
     "malformed_late", "silent", "stalled_late", "status_3xx", "status_5xx", "timeout", "unauthorized",
 )  # fmt: skip
 """For which a node's attempt fails, or its stream breaks off (`gateway/attempt`, `gateway/pump`)."""
+OVER_BUDGET: Final = "over_budget"
+"""In a request's record, in place of such a reason: the node refused at once, as the client had asked for where its own
+budget cannot be met. That is no failure of the node's, and is counted as none."""
 RESUMES: Final = ("exact", "approximate", "failed")
 HEDGES: Final = ("won", "lost", "failed", "abandoned")
 REASONS: Final = ("pinned", "home", "faster", "failover", "session", "standby", "least-bad", "none")

@@ -44,13 +44,15 @@ class Metrics:
         burn: Burn | None = None,
         connections: Mapping[str, int] | None = None,
         budgets: Iterable[float] = (),
+        telemetry: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
-        """`connections`: how many the listeners have seen, by what became of them. `budgets`: those that the
-        configuration names, in seconds."""
+        """`connections`: how many the listeners have seen, by what became of them. `budgets`: those that configuration
+        and keys name, in seconds, those that matter most first. `telemetry`: of logs and traces."""
         self._version = version
         self._nodes = nodes
         self._reloads = reloads or ReloadStatus(0.0)
         self._burn = burn
+        self._telemetry = telemetry
         self._connections = {} if connections is None else connections
         self._requests: dict[tuple[str, str | None, int], int] = {}
         self._failures: dict[tuple[str, str], int] = {}
@@ -150,6 +152,7 @@ class Metrics:
         yield from _accepted(self._connections)
         yield from _configuration(self._reloads)
         yield from core_families()
+        yield from self._telemetry()
         yield from fleet_families(nodes)
         yield from cost_families(nodes, self.produced.window(time()))
 

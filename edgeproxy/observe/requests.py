@@ -36,8 +36,9 @@ class Requests:
     """`add` records of requests, as they are logged. Labels: what the configuration names, or short lists."""
 
     def __init__(self, budgets: Iterable[float] = ()) -> None:
-        """`budgets`: of the operator, in seconds. Each is an edge, so that the share within it can be computed."""
-        found = sorted(set(budgets))[:MOST_BUDGETS]
+        """`budgets`: of the operator, in seconds, those that matter most first. Each is an edge, so that the share
+        within it can be computed."""
+        found = list(dict.fromkeys(budgets))[:MOST_BUDGETS]
         self._edges = tuple(sorted({*FIRST_TOKEN_EDGES, *found}))
         term_edges = tuple(sorted({*TERM_EDGES, *found}))
         self._terms = {name: Histogram(term_edges) for name in TERMS}

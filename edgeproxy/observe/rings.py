@@ -12,6 +12,8 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
+from edgeproxy.protocol.openai.codes import OWN_BUDGET
+
 Record = Mapping[str, Any]
 T = TypeVar("T")
 _REFUSED = 429
@@ -36,6 +38,8 @@ def kind_of(record: Record) -> Kind:
     if record["client_gone"]:
         gave_up = record["stream"] and record["total_s"] > record["budget_s"]
         return Kind.FAILED if gave_up else Kind.LEFT
+    if record["code"] == OWN_BUDGET:
+        return Kind.REFUSED
     if status == _REFUSED or status >= _FAILED:
         return Kind.FAILED
     return Kind.ANSWERED if status < 400 else Kind.REFUSED

@@ -7,7 +7,8 @@ answers are never in a span. Names and attributes follow OpenTelemetry's convent
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from logging import CRITICAL, getLogger
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,12 +16,14 @@ from edgeproxy.protocol.trace_context import TraceContext, decode
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
     from opentelemetry.trace import SpanKind
 
 EXPORT_S = 2.0
 """How long the collector may take for a batch, and so how long it can hold up the end of the proxy."""
 INSTALL = ".venv/bin/pip install -c constraints.txt opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
 """In a checkout, where nothing is installed by the name of `edgeproxy[otel]`."""
+_REFUSES = "takes no spans: they are lost (edgeproxy_trace_spans_total counts them); is the collector there?"
 _NS = 1_000_000_000
 _ON_NODE = frozenset({"parse", "queue", "prefill", "first"})
 PHASES = ("edge", "hold", "failover", "rtt", "parse", "queue", "prefill", "first", "unexplained", "relay")
@@ -41,6 +44,7 @@ _FACTS = {
     "first_token_s": "edgeproxy.first_token",
     "client_s": "edgeproxy.client_rtt",
     "budget_s": "edgeproxy.budget",
+    "own_budget_s": "edgeproxy.client.budget",
 }
 
 
@@ -57,14 +61,56 @@ class Trace(NamedTuple):
     """The client's span."""
 
 
+class Delivery:
+    """An exporter, watched: how many spans the collector took, and a line where it stops taking them and begins again.
+    What the library says of each batch is left out. Works in the batches' thread."""
+
+    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
+        self.sent = 0
+        self.lost = 0
+        self._exporter = exporter
+        self._endpoint = endpoint
+        self._failing = False
+        self._log = getLogger("edgeproxy.traces")
+        getLogger("opentelemetry.exporter").setLevel(CRITICAL)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        failing = result.name != "SUCCESS"
+        if failing:
+            self.lost += len(spans)
+        else:
+            self.sent += len(spans)
+        if failing != self._failing:
+            self._failing = failing
+            self._log.warning("traces: %s %s", self._endpoint, _REFUSES if failing else "takes spans again")
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+
 class Tracer:
-    def __init__(self, processor: SpanProcessor, version: str, rng: Random) -> None:
-        """`rng`: identities need not be secret, only different."""
+    def __init__(self, processor: SpanProcessor, version: str, rng: Random, delivery: Delivery | None = None) -> None:
+        """`rng`: identities need not be secret, only different. `delivery`: what sends the processor's spans."""
         from opentelemetry.sdk.resources import Resource
 
         self._processor = processor
+        self._delivery = delivery
+        self._made = 0
         self._rng = rng
         self._resource = Resource.create({"service.name": "edgeproxy", "service.version": version})
+
+    @property
+    def spans(self) -> dict[str, int]:
+        """How many were made, and of these how many the collector took, and did not take. The rest is under way, or was
+        given up before it was sent, because too many waited."""
+        delivery = self._delivery
+        sent, lost = (0, 0) if delivery is None else (delivery.sent, delivery.lost)
+        return {"made": self._made, "sent": sent, "lost": lost}
 
     def begin(self, traceparent: bytes | None) -> Trace:
         parent = decode(traceparent)
@@ -78,6 +124,7 @@ class Tracer:
         if not trace.context.sampled:
             return
         for span in self._spans(trace, record, _ON_NODE if told else frozenset()):
+            self._made += 1
             self._processor.on_end(span)
 
     def close(self) -> None:
@@ -157,4 +204,5 @@ def exporter() -> tuple[type[Any], type[Any]]:
 def tracer(endpoint: str, version: str, rng: Random) -> Tracer:
     """Sends spans in batches, from a thread of its own. Raises TraceError."""
     export, batches = exporter()
-    return Tracer(batches(export(endpoint=endpoint, timeout=EXPORT_S)), version, rng)
+    delivery = Delivery(export(endpoint=endpoint, timeout=EXPORT_S), endpoint)
+    return Tracer(batches(delivery), version, rng, delivery)

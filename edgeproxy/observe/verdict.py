@@ -144,7 +144,7 @@ def _refused(lately: Lately) -> bool:
 def _readiness(nodes: Sequence[NodeView]) -> str:
     down = [node for node in nodes if not node.ready]
     if not down:
-        return f"all {len(nodes)} nodes ready"
+        return f"all {len(nodes)} nodes ready" if len(nodes) > 1 else "the one node ready"
     alive = {node.region for node in nodes if node.ready}
     lost = [region for region in dict.fromkeys(node.region for node in down) if region not in alive]
     regions = f"no node of {', '.join(lost)} left: " if lost else ""

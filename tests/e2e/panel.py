@@ -37,10 +37,17 @@ Arrange = Callable[[Account, Fleet, threading.Event], Awaitable[None]]
 class Panel:
     """The listener, on a loop and a thread of its own. It has run for an hour; both its nodes are ready."""
 
-    def __init__(self, arrange: Arrange, locations: dict[str, tuple[float, float]] | None = None) -> None:
+    def __init__(
+        self,
+        arrange: Arrange,
+        locations: dict[str, tuple[float, float]] | None = None,
+        models: tuple[str, ...] | None = None,
+    ) -> None:
+        """`models`: that every node serves; None: those of the fake nodes."""
         self.port: Future[int] = Future()
         self._arrange = arrange
         self._locations = locations or {}
+        self._models = models
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
@@ -59,6 +66,12 @@ class Panel:
     async def _run(self) -> None:
         settings = config("http://127.0.0.1:1", "http://127.0.0.1:2", GatewayLimits())
         regions = [replace(region, location=self._locations.get(region.name)) for region in settings.regions]
+        if self._models is not None:
+            served = self._models
+            regions = [
+                replace(region, nodes=tuple(replace(node, models=served) for node in region.nodes))
+                for region in regions
+            ]
         settings = replace(settings, regions=tuple(regions))
         fleet, burn, sink = Fleet.from_config(settings, token="t"), Burn(0.95), os.open(os.devnull, os.O_WRONLY)
         for node in fleet.nodes:

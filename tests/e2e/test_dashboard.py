@@ -140,6 +140,7 @@ def test_a_stopped_answer_has_its_waterfall_and_a_long_chat_keeps_the_page_short
     wait_until(lambda: text(page, "#timing") == "Stopped.", 30, deployment)
     wait_until(lambda: "prefill" in text(page, "#where .waterfall"), 30, deployment)
     assert "the client left before the end" in text(page, "#where")
+    assert page.ask("document.documentElement.scrollWidth") <= 360, "with the waterfall, too"
     assert page.ask("document.documentElement.scrollHeight") < 4 * 800
     talk = "document.getElementById('talk')"
     assert page.ask(f"{talk}.scrollHeight > {talk}.clientHeight"), "it was long"

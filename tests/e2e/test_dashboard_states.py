@@ -124,8 +124,63 @@ def test_refusals_in_a_loop_leave_room_for_who_is_served_and_budgets_are_told_as
         shown(page, panel.url)
         rows = page.ask("[...document.querySelectorAll('#recent tr')].map((one) => one.cells[2].textContent)")
         assert rows == ["404 model_not_found"] * 8 + ["200"] * 25
-        assert text(page, "#budget") == "budgets of 150 ms to 400 ms"
+        assert text(page, "#budget") == "budgets of 150 ms to 400 ms go"
         assert text(page, "#chart .u-legend").count("budget") == 2
+
+
+async def one_budget_beyond_all_bounds(account: Account, fleet: Fleet, stop: threading.Event) -> None:
+    answered(account, fleet, 20)
+    answered(account, fleet, 1, budget=3600.0)
+
+
+def test_the_charts_axis_ends_where_first_tokens_do(page: Browser) -> None:
+    with Panel(one_budget_beyond_all_bounds) as panel:
+        shown(page, panel.url)
+        assert text(page, "#budget") == "budgets of 150 ms to 3600000 ms go"
+        drawn = page.ask("import('/assets/chart.js').then((chart) => chart.ends(0.001, 3600))")
+        assert drawn == [0.001, 100]
+
+
+def failed_over(answering: str) -> Any:
+    async def arrange(account: Account, fleet: Fleet, stop: threading.Event) -> None:
+        now, found = monotonic(), choose(fleet.nodes, Wanted(100.0), fleet.home, monotonic(), Random(1))
+        assert isinstance(found, Decision)
+        call = Call(b"a-0", now - 12.0, "h2", 0.002)
+        call.model, call.choice, call.status, call.attempts = "ok", found.noted(), 200, 2
+        call.node, call.region, call.failures, call.lost_s = answering, "far", ("near-1: cut",), 0.4
+        call.sent_at, call.first_at, call.expected_s, call.shown_s = now - 11.5, now, 11.0, 11.5
+        account.close(call, now)
+
+    return arrange
+
+
+@pytest.mark.parametrize(("answering", "actual"), [("far-1", ["", "11.5 s"]), ("far-2", ["", "", "11.5 s"])])
+def test_what_came_stands_with_the_node_that_answered(page: Browser, answering: str, actual: list[str]) -> None:
+    with Panel(failed_over(answering)) as panel:
+        shown(page, panel.url)
+        page.ask("document.querySelector('#recent button').click()")
+        until(partial(page.ask, "document.querySelectorAll('#details[open] table').length === 2"))
+        cells = "[...document.querySelectorAll('#details table:last-of-type tr:last-child td')]"
+        assert page.ask(f"{cells}.slice(1).map((one) => one.textContent.replace(/\\W$/, ''))") == actual
+        names = "[...document.querySelectorAll('#details table:last-of-type tbody tr:first-child td')]"
+        assert page.ask(f"{names}.map((one) => one.textContent)").index(answering) == len(actual)
+        assert f"answered by {answering} in far" in text(page, "#details-body")
+        assert "failed: near-1: cut" in text(page, "#details-body")
+
+
+async def patterns_alone(account: Account, fleet: Fleet, stop: threading.Event) -> None: ...
+
+
+@pytest.mark.parametrize(("models", "kind", "value"), [(("smol*",), "INPUT", ""), (("a", "b"), "SELECT", "a")])
+def test_a_model_that_only_a_pattern_names_can_be_written(
+    page: Browser, models: tuple[str, ...], kind: str, value: str
+) -> None:
+    with Panel(patterns_alone, models=models) as panel:
+        page.open(f"{panel.url}/chat")
+        until(partial(page.ask, "document.querySelector('#model[placeholder], #model option') !== null"))
+        model = page.ask("(({ tagName, value }) => [tagName, value])(document.getElementById('model'))")
+        assert model == [kind, value]
+        assert page.ask("document.getElementById('model').labels.length") == 1
 
 
 def test_regions_stand_on_the_map_where_they_are_and_say_without_colour_how_they_are(page: Browser) -> None:

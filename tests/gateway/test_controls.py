@@ -134,11 +134,11 @@ async def test_no_field_is_told_twice(tmp_path: Path, stream: bool) -> None:
         (None, None, {}, 0.150),
         (None, None, {"ok": 400.0}, 0.400),
         (None, 300, {"ok": 400.0}, 0.300),
-        (80, 300, {"ok": 400.0}, 0.080),
-        (80, None, {}, 0.080),
+        (80, 300, {"ok": 400.0}, 0.300),
+        (3_600_000, None, {}, 0.150),
     ],
 )
-async def test_the_requests_budget_goes_before_the_tenants_and_that_before_the_models(
+async def test_the_objective_goes_by_the_tenants_budget_before_the_models_and_never_by_the_clients_own(
     tmp_path: Path, asked: int | None, tenants: int | None, models: dict[str, float], given: float
 ) -> None:
     key, hashed = generate_key()
@@ -148,4 +148,4 @@ async def test_the_requests_budget_goes_before_the_tenants_and_that_before_the_m
     async with edge(tmp_path, keys=Keys(path), budgets=models) as e:
         assert (await ask(e.app, chat("ok"), headers=headers)).status == 200
         (record,) = e.lines.requests
-        assert record["budget_s"] == given
+        assert (record["budget_s"], record["own_budget_s"]) == (given, None if asked is None else asked / 1e3)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
 
 from edgeproxy.config import NodeConfig, RegionConfig
+from edgeproxy.explain import render
 from edgeproxy.routing.load import Occupancy
 from edgeproxy.upstream.node import Node
 from tests.fake_node import FakeNode
@@ -94,6 +96,27 @@ async def test_a_node_that_cannot_meet_one_requests_budget_is_asked_for_others_a
         assert (len(e.near.chats), len(e.far.chats)) == (1, 1), "a faster node may meet it"
         reply = await ask(e.app, chat("ok"))
         assert (reply.status, reply.header(b"x-edge-region")) == (200, b"near")
+
+
+async def test_what_a_client_asks_to_be_refused_for_is_no_failure_of_service_or_nodes(tmp_path: Path) -> None:
+    async with edge(tmp_path) as e:
+        asked = {"x-latency-budget-ms": "1", "x-latency-policy": "refuse", "x-request-id": "r-1"}
+        assert (await ask(e.app, chat("over-budget"), headers=asked)).status == 429
+        metrics = (await ask(e.admin, method="GET", path="/metrics")).body.decode()
+        assert set(re.findall(r"^edgeproxy_node_failures_total\{.*\} (\S+)$", metrics, re.MULTILINE)) == {"0.0"}
+        assert not re.findall(r"^edgeproxy_budget_burn_ratio\{", metrics, re.MULTILINE), "nothing that counts"
+        seen = (await ask(e.admin, method="GET", path="/admin/requests/r-1")).json
+        assert (seen["kind"], seen["failures"]) == ("refused", ["near-1: over_budget", "far-1: over_budget"])
+        told = render((await ask(e.admin, method="GET", path="/admin/decisions/r-1")).json)
+        assert "refused by near-1, as the client asked" in told and "failed:" not in told
+
+
+@pytest.mark.parametrize("own", ["1", "3600000"])
+async def test_a_client_cannot_move_what_the_operator_sees_with_a_budget_of_its_own(tmp_path: Path, own: str) -> None:
+    async with edge(tmp_path, budget_ms=60_000) as e:
+        assert (await ask(e.app, chat("ok"), headers={"x-latency-budget-ms": own})).status == 200
+        metrics = (await ask(e.admin, method="GET", path="/metrics")).body.decode()
+        assert 'edgeproxy_budget_total{outcome="within"} 1.0' in metrics
 
 
 async def hot(e: Edge) -> None:

@@ -295,7 +295,7 @@ async def test_a_first_token_belongs_to_the_node_that_gave_it(tmp_path: Path, mo
         (request,) = p.edge.lines.requests
     assert (request["node"], request["region"], request["resumed_on"]) == ("near-1", "near", ["far-1"])
     assert 'edgeproxy_first_token_seconds_count{region="near"} 1.0' in metrics
-    assert 'edgeproxy_first_token_seconds_count{region="far"}' not in metrics
+    assert 'edgeproxy_first_token_seconds_count{region="far"} 0.0' in metrics
     text = render(found)
     assert "came: near-1" in text and "answered by near-1 in near, attempt 1, status 200\n" in text
     assert text.index("answered by") < text.index("broke off: near-1: cut_late") < text.index("resumed on far-1")

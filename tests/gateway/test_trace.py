@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from edgeproxy.observe.trace import TraceError, Tracer, tracer
+from edgeproxy.observe.trace import Delivery, TraceError, Tracer, tracer
 from edgeproxy.protocol.trace_context import FIELD, RESPONSE, TraceContext, decode
 from tests import fake_behaviours
 from tests.collector import collector
@@ -144,3 +144,34 @@ def test_spans_reach_a_collector() -> None:
         spans = {span.name: span for span in received.spans}
     assert spans["prefill"].parent == spans["chat a-model"].span
     assert spans["prefill"].end - spans["prefill"].start == 40_000_000
+    assert found.spans == {"made": 2, "sent": 2, "lost": 0}
+
+
+class _Gone(InMemorySpanExporter):
+    """A collector that is there at times only."""
+
+    result = SpanExportResult.FAILURE
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return self.result
+
+
+async def test_spans_that_no_collector_takes_are_counted_and_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporter = _Gone()
+    delivery = Delivery(exporter, "http://collector/v1/traces")
+    traces = Tracer(SimpleSpanProcessor(delivery), "1", Random(1), delivery)  # type: ignore[arg-type]
+    async with edge(tmp_path, tracer=traces) as e:
+        for _ in range(3):
+            await ask(e.app, chat("500"))
+        text = (await ask(e.admin, method="GET", path="/metrics")).body.decode()
+        assert 'edgeproxy_trace_spans_total{outcome="made"} 3.0' in text
+        assert 'edgeproxy_trace_spans_total{outcome="lost"} 3.0' in text
+        assert "edgeproxy_log_lines_dropped_total 0.0" in text
+        exporter.result = SpanExportResult.SUCCESS
+        await ask(e.app, chat("500"))
+        await ask(e.admin, method="GET", path="/metrics")
+        assert traces.spans == {"made": 4, "sent": 1, "lost": 3}
+    told = [record.getMessage() for record in caplog.records if record.name == "edgeproxy.traces"]
+    assert len(told) == 2 and "takes no spans" in told[0] and "takes spans again" in told[1]

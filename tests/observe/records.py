@@ -28,6 +28,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "first_token_s": 0.1,
         "total_s": 0.6,
         "budget_s": 0.15,
+        "own_budget_s": None,
         "expected_s": None,
         "shown_s": None,
     }

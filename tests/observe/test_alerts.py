@@ -1,11 +1,10 @@
-"""Alerts fire for what they are named after, and for nothing else: the rules themselves, as Prometheus evaluates them."""
+"""Alerts fire for what they are named after, and for nothing else: the rules, as Prometheus evaluates them."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml

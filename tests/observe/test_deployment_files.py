@@ -111,5 +111,3 @@ def test_every_alert_has_its_line_in_the_runbook_and_no_other_has() -> None:
 def test_promtool_finds_no_fault() -> None:
     for verb, path in (("rules", ALERTS), ("config", DOCKER / "prometheus" / "prometheus.yaml")):
         subprocess.run(["promtool", "check", verb, str(path)], check=True, capture_output=True, timeout=60)
-
-

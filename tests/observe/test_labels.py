@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from edgeproxy.observe.known import FAILURES, REASONS
 from edgeproxy.routing.budget import Ledger
 from tests.fake_behaviours import BEHAVIOURS
 from tests.gateway.drive import Edge, ask, chat, edge
@@ -20,9 +21,10 @@ BOUNDS: dict[str, set[str]] = {
     "protocol": {"h1", "h2", "h3"},
     "kind": {"input", "cached", "output"},
     "term": {name for name in Ledger._fields if name != "total"},
+    "reason": {*FAILURES, *REASONS},
     "window": {"5m", "30m", "1h", "6h", "3d"},
 }
-SHORT = {"status": 16, "reason": 16, "outcome": 8, "code": 32, "version": 1, "le": 64}
+SHORT = {"status": 16, "outcome": 16, "code": 32, "version": 1, "le": 64}
 """Values of the proxy's own lists: how many at most."""
 
 

@@ -31,6 +31,7 @@ FARTHER = [node("a", rtt_s=0.221, rtt_min_s=0.001), node("b", "far", rtt_s=0.09,
     ("nodes", "burn", "lately", "mood", "says"),
     [
         (BOTH, QUIET, WELL, "good", "Users do not wait; all 2 nodes ready"),
+        (BOTH[:1], QUIET, WELL, "good", "Users do not wait; the one node ready"),
         (ONE_DOWN, QUIET, WELL, "warn", "Users do not wait; 1 of 3 nodes down (b)"),
         (REGION_DOWN, QUIET, WELL, "warn", "Users do not wait; no node of near left: 1 of 2 nodes down (a)"),
         (BOTH, TICKET, WELL, "warn", "Users do not wait; all 2 nodes ready"),

@@ -10,12 +10,18 @@ import { colour } from "./theme.js";
 const BINS_A_DECADE = 24; // observe/history.py
 const LEAST_S = 0.001;
 const SLICE_S = 10;
+const MOST_S = 100; // of the bins; a budget beyond either end would press all that was seen into a line
 const HOUR_S = 3600;
 const LEAST_SHOWN_S = 600;
 const HEIGHT = 300;
 const TABLE_ROWS = 30;
 
 const edge = (bin) => LEAST_S * 10 ** (bin / BINS_A_DECADE);
+
+const within = (seconds) => Math.min(Math.max(seconds, LEAST_S), MOST_S);
+
+// Ends of the axis, in seconds, for what is to be seen; null where there is nothing.
+export const ends = (low, high) => uPlot.rangeLog(within(Math.min(low || 0.1, 0.02)), within(Math.max(high || 0.2, 0.5)), 10, true);
 
 let plot = null;
 let several = false; // budgets: then the largest has a line of its own
@@ -48,7 +54,7 @@ function options(width) {
   return {
     width,
     height: HEIGHT,
-    scales: { y: { distr: 3, range: (_, low, high) => uPlot.rangeLog(Math.min(low || 0.1, 0.02), Math.max(high || 0.2, 0.5), 10, true) } },
+    scales: { y: { distr: 3, range: (_, low, high) => ends(low, high) } },
     axes: [{ ...axis, space: 90, values: hours }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? null : milliseconds(tick))) }],
     series: [{ label: "time", value: (_, value) => (value === null ? "–" : clock(value)) }, line("p50", "first-line"), line("p95", "second-line", { dash: [6, 3] }), ...budgetLines(line)],
     hooks: { drawClear: [cells] },

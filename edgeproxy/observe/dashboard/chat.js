@@ -37,11 +37,25 @@ function choose(place, values, first) {
   }));
 }
 
+// Of a pattern only clients know the names: any can be written, and one that nobody serves is refused by the proxy.
+function write(models, named) {
+  const made = element("input");
+  made.id = "model";
+  made.required = true;
+  made.placeholder = models.join(", ");
+  made.value = named[0] ?? "";
+  made.setAttribute("list", "models");
+  choose(byId("models"), named);
+  byId("model").replaceWith(made);
+}
+
 async function offer() {
   const answer = await reached("/admin/status", { cache: "no-store" });
   const status = await answer.json();
-  const models = [...new Set(status.nodes.flatMap((node) => node.models))].filter((name) => !name.endsWith("*"));
-  choose(byId("model"), models);
+  const models = [...new Set(status.nodes.flatMap((node) => node.models))];
+  const named = models.filter((name) => !name.endsWith("*"));
+  if (named.length === models.length) choose(byId("model"), named);
+  else write(models, named);
   choose(byId("region"), [...new Set(status.nodes.map((node) => node.region))], "the one that answers first");
 }
 
@@ -97,7 +111,7 @@ async function listen(answer, words, begun) {
 }
 
 async function ask(text, words, name) {
-  const body = { model: byId("model").value, messages: [...turns, { role: "user", content: text }], stream: true, stream_options: { include_usage: true }, max_tokens: Number(byId("length").value) };
+  const body = { model: byId("model").value.trim(), messages: [...turns, { role: "user", content: text }], stream: true, stream_options: { include_usage: true }, max_tokens: Number(byId("length").value) };
   const begun = performance.now();
   const answer = await reached("/admin/chat", { method: "POST", headers: headers(name), body: JSON.stringify(body), signal: running.signal });
   if (!answer.ok) throw await refusal(answer);
@@ -123,11 +137,13 @@ function failed(error, text, words) {
   const stopped = error.name === "AbortError";
   const told = stopped ? "Stopped." : error.message;
   if (words.textContent === "…") words.textContent = "";
-  words.after(element("p", stopped ? "quiet" : "bad", `${told} This turn is not part of the conversation.`));
+  words.after(element("p", stopped ? "quiet" : "bad", `${sentence(told)} This turn is not part of the conversation.`));
   follow(true);
   if (!byId("text").value) byId("text").value = text;
   say(byId("timing"), told);
 }
+
+const sentence = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
 
 function busy(is) {
   byId("send").disabled = is;

@@ -81,24 +81,34 @@ const FORECAST = [
   ["total_s", "total"],
 ];
 
+// What came stands with the node that it came from: after a failover neither the chosen nor the next best may be that.
 function forecasts(decision) {
-  const options = [decision.chosen, decision.runner_up];
-  const head = row(element("th", "", "forecast"), element("th", "number", "chosen"), element("th", "number", "runner-up"));
-  const names = row("node", ...options.map((option) => number(option ? option.node : "–")));
-  const rows = FORECAST.map(([field, label]) => row(label, ...options.map((option) => number(milliseconds(option && option[field])))));
-  const actual = row("actual", number(milliseconds(decision.actual_s)), number("–"));
+  const options = [["chosen", decision.chosen], ["runner-up", decision.runner_up]];
+  const came = decision.actual_s === null ? null : decision.node;
+  if (came && !options.some(([, option]) => option?.node === came)) options.push(["answered", { node: came }]);
+  const head = row(element("th", "", "forecast"), ...options.map(([label]) => element("th", "number", label)));
+  const names = row("node", ...options.map(([, option]) => number(option ? option.node : "–")));
+  const rows = FORECAST.map(([field, label]) => row(label, ...options.map(([, option]) => number(milliseconds(option?.[field] ?? null)))));
+  const actual = row("actual", ...options.map(([, option]) => number(came && option?.node === came ? milliseconds(decision.actual_s) : "–")));
   return element("table", "", element("thead", "", head), element("tbody", "", names, ...rows, actual));
+}
+
+function failed(failure) {
+  const node = failure.replace(/: over_budget$/, "");
+  return node === failure ? `failed: ${failure}` : `refused by ${node}, as the client asked: its own budget cannot be met there`;
 }
 
 export async function details(request) {
   const parts = [];
   if (request.wait_s !== null || request.attempts) parts.push(waterfall(request));
+  const answered = request.status < 400 && request.node;
   const facts = [
+    ...(answered ? [`answered by ${request.node} in ${request.region}`] : []),
     `status ${[request.status, request.code].filter(Boolean).join(" ")}`,
     `reason ${request.reason || "–"}`,
     `${request.prompt_tokens ?? "–"} prompt tokens, ${request.cached_tokens ?? "–"} of them cached`,
     `${request.completion_tokens ?? "–"} tokens answered in ${milliseconds(request.total_s)}`,
-    ...(request.failures || []).map((failure) => `failed: ${failure}`),
+    ...(request.failures || []).map(failed),
     ...(request.resumed_on || []).map((node) => `resumed on ${node}`),
     ...(request.client_gone ? ["the client left before the end"] : []),
   ];

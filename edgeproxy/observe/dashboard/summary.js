@@ -62,10 +62,10 @@ function differences(found) {
   return found.map((one) => row(`${one.attribute}: ${one.value}`, number(`${one.lift.toFixed(1)} ×`), number(`${one.slow} of ${one.all}`)));
 }
 
-// Models, tenants and requests may have budgets of their own: what first tokens were charged to of late.
+// Models and tenants may have budgets of their own: what first tokens were charged to of late.
 export function budgets(state) {
   const [least, most] = state.budgets.length ? state.budgets : [state.budget_ms / 1000, state.budget_ms / 1000];
-  return { least, most, text: least === most ? `budget of ${budget(least)}` : `budgets of ${budget(least)} to ${budget(most)}` };
+  return { least, most, text: least === most ? `budget of ${budget(least)} goes` : `budgets of ${budget(least)} to ${budget(most)} go` };
 }
 
 const budget = (seconds) => `${Number((seconds * 1000).toPrecision(4))} ms`;

@@ -68,7 +68,8 @@ export function waterfall(request) {
     body.append(row(name, number(milliseconds(term.seconds)), element("td", "wide", track)));
     begun += term.seconds;
   }
-  const budget = `budget ${milliseconds(request.budget_s)}`;
+  const own = request.own_budget_s ? `; its client's own ${milliseconds(request.own_budget_s)}` : "";
+  const budget = `budget ${milliseconds(request.budget_s)}${own}`;
   const caption = answered
     ? `the user waits ${milliseconds(request.wait_s)} for the first token, ${budget}; ${milliseconds(request.first_token_s)} of it passed at the proxy and behind it`
     : `ended after ${milliseconds(request.total_s)} without a first token, ${budget}`;

@@ -28,8 +28,8 @@ class Gpu:
 
 
 GAP_BUCKETS = 24
-"""Of a node's histograms: bucket i holds what took less than 2**i microseconds and is in no bucket before; the last also
-what took longer. Others that a node names are its own affair: a bucket is a label."""
+"""Of a node's histograms: bucket i holds what took less than 2**i microseconds and is in no bucket before; the last
+also what took longer. Others that a node names are its own affair: a bucket is a label."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+OWN_BUDGET = "latency_budget_exceeded"
+"""Of a request that would rather be refused than come too late: nobody else is, and no node is to blame."""
 NODE_CODES = frozenset({
     "aborted", "array_above_max_length", "cannot_resume", "context_length_exceeded",
     "decimal_above_max_value", "decimal_below_min_value", "empty_array",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 import pytest
@@ -36,7 +37,8 @@ def test_an_instrument_that_is_odd_is_unknown_and_a_report_with_one_is_none() ->
     told = instruments.decode(orjson.dumps({"ild_gap": gaps, "kv_blocks_reused": 4, "busy_s": "long"}))
     assert told.gap == instruments.Durations((0, 0, 2, *([0] * 20), 1), 9e-6), "a bucket is a label: no others"
     assert (told.kv_blocks_reused, told.kv_blocks_computed, told.busy_s) == (4, None, None)
-    for odd_gap in ({"buckets": {"4": -1}, "sum_us": 1}, {"buckets": [], "sum_us": 1}, {"buckets": {}}, [], 3):
+    odd_gaps: list[Any] = [{"buckets": {"4": -1}, "sum_us": 1}, {"buckets": [], "sum_us": 1}, {"buckets": {}}, [], 3]
+    for odd_gap in odd_gaps:
         assert instruments.decode(orjson.dumps({"ild_gap": odd_gap})).gap is None
     sound = report.NodeReport(report.NodeState.READY, "m", "n", 0, 0, 0, 1, 1, 0, 16, 1000.0, 1.0, 1, 0.0)
     assert report.decode(sound.encode()) == sound
