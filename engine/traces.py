@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from logging import Filter, LogRecord, getLogger
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
@@ -29,6 +31,24 @@ if TYPE_CHECKING:
 EXPORT_S = 2.0
 """How long the collector may take for a batch, and so how long it can hold up the end of the node."""
 _NS = 1_000_000_000
+
+
+class Seldom(Filter):
+    """One line, and then one a minute at most: the library has two to say of each batch that no collector takes."""
+
+    REST_S = 60.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._until = -inf
+
+    def filter(self, record: LogRecord) -> bool:
+        now = self._clock()
+        if now < self._until:
+            return False
+        self._until = now + self.REST_S
+        return True
 
 
 class _End(NamedTuple):
@@ -192,4 +212,5 @@ def traces(endpoint: str, model: str) -> Traces:
         version = metadata.version("edgeproxy")
     except metadata.PackageNotFoundError:  # run from a source tree
         version = "0+unknown"
+    getLogger(OTLPSpanExporter.__module__).addFilter(Seldom())
     return Traces(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_S)), version, model)

@@ -83,7 +83,7 @@ class Course:
     async def _serve(self, request: Request, answer: Answer, call: Call) -> Whole | None:
         """None: it is answered. Else what the client is to be told if nobody else does better."""
         plan, now = request.plan, monotonic()
-        decision = plan.decide(now, _hold_until(call) - now)
+        decision = plan.decide(now, hold_until(call) - now)
         if isinstance(decision, Hold):
             decision = await self._held(plan, call, decision, now)
             now = monotonic()
@@ -95,7 +95,7 @@ class Course:
 
     async def _held(self, plan: Plan, call: Call, found: Decision[Node] | Hold, begun: float) -> Decision[Node]:
         """All nodes are hot: until one is not, or its time is over. `begun`: now."""
-        now, until, deadline = begun, inf, _hold_until(call)
+        now, until, deadline = begun, inf, hold_until(call)
         while isinstance(found, Hold):
             until = min(until, found.until)  # the first hold's end, however often it has to wait
             await self._router.holds.wait(plan, call.started, until, deadline)
@@ -105,7 +105,7 @@ class Course:
         return found
 
 
-def _hold_until(call: Call) -> float:
+def hold_until(call: Call) -> float:
     """A client may be in more of a hurry than the operator; what it could wait longer for, the objective could not."""
     own = call.own_budget_s
     return call.started + (call.budget_s if own is None else min(own, call.budget_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from edgeproxy.protocol.trace_context import FIELD, RESPONSE, TraceContext, deco
 from engine.startup import StartError
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from engine.traces import Traces, traces
+from engine.traces import Seldom, Traces, traces
 from tests.collector import collector
 from tests.engine.serving import MODEL, TEXT, chat_call, executor, serving, until
 
@@ -180,3 +181,21 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(StartError, match=r"edgeproxy\[otel\]"):
         traces("http://127.0.0.1:4318/v1/traces", MODEL)
+
+
+def test_of_a_collector_that_is_gone_a_line_is_said_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    said = logging.Logger("exporter")
+    said.addHandler(caplog.handler)
+    said.addFilter(Seldom(lambda: now[0]))
+    for second in range(0, 150, 5):
+        now[0] = second
+        said.error("second %d", second)
+    assert [record.getMessage() for record in caplog.records] == ["second 0", "second 60", "second 120"]
+
+
+def test_the_exporter_is_heard_seldom() -> None:
+    with collector() as received:
+        traces(received.url, MODEL).close()
+    exporter = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    assert any(isinstance(found, Seldom) for found in exporter.filters)

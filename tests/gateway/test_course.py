@@ -10,6 +10,8 @@ import pytest
 
 from edgeproxy.config import NodeConfig, RegionConfig
 from edgeproxy.explain import render
+from edgeproxy.gateway.account import Call
+from edgeproxy.gateway.course import hold_until
 from edgeproxy.routing.load import Occupancy
 from edgeproxy.upstream.node import Node
 from tests.fake_node import FakeNode
@@ -147,6 +149,13 @@ async def test_a_hold_ends_with_the_requests_budget_and_then_it_takes_the_least_
         reply = await ask(e.app, chat("ok"), headers={"x-latency-budget-ms": "20"})
         assert reply.status == 200
         assert 0 < e.lines.requests[-1]["hold_s"] < 0.25
+
+
+@pytest.mark.parametrize(("own", "lasts"), [(None, 0.15), (0.02, 0.02), (3600.0, 0.15)])
+def test_a_request_is_held_no_longer_than_the_objective_allows(own: float | None, lasts: float) -> None:
+    call = Call(b"r-1", 10.0, "h1", None)
+    call.budget_s, call.own_budget_s = 0.15, own
+    assert hold_until(call) == 10.0 + lasts
 
 
 async def test_a_client_that_leaves_while_held_leaves_nothing_behind(tmp_path: Path) -> None:

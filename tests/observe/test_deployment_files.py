@@ -111,3 +111,19 @@ def test_every_alert_has_its_line_in_the_runbook_and_no_other_has() -> None:
 def test_promtool_finds_no_fault() -> None:
     for verb, path in (("rules", ALERTS), ("config", DOCKER / "prometheus" / "prometheus.yaml")):
         subprocess.run(["promtool", "check", verb, str(path)], check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here (Debian: apt-get install prometheus)")
+def test_panels_ask_what_prometheus_can_read_and_tell_proxies_apart(tmp_path: Path) -> None:
+    asked = [
+        target["expr"] for path in DASHBOARDS for panel in dashboard(path)["panels"] for target in panel["targets"]
+    ]
+    for expression in asked:
+        by_instance = re.findall(r'\b(?:edgeproxy|gen_ai_server)_\w+(?=\{instance=~"\$instance")', expression)
+        assert by_instance == re.findall(r"\b(?:edgeproxy|gen_ai_server)_\w+", expression), expression
+    read = [one.replace("$__rate_interval", "1m").replace("$instance", ".*") for one in asked]
+    rules = [{"record": f"panel:{number}", "expr": one} for number, one in enumerate(read)]
+    path = tmp_path / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    found = subprocess.run(["promtool", "check", "rules", str(path)], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stdout + found.stderr
