@@ -210,7 +210,7 @@ def record_of(call: Call, now: float, time: float) -> dict[str, Any]:
         told = usage.get("completion_tokens")
         written = told if isinstance(told, int) else written
     total = ledger.total
-    return {
+    record = {
         "event": "request",
         "time": time,
         "request_id": call.request_id.decode("ascii"),
@@ -225,6 +225,9 @@ def record_of(call: Call, now: float, time: float) -> dict[str, Any]:
         "cached_tokens": cached,
         "completion_tokens": written,
     }
+    if call.trace is not None:
+        record["trace_id"] = f"{call.trace.context.trace:032x}"
+    return record
 
 
 _TOLD = (

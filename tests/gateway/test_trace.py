@@ -58,6 +58,7 @@ async def test_the_clients_trace_goes_on_to_the_node(tmp_path: Path) -> None:
     async with traced(tmp_path) as (e, exporter):
         await ask(e.app, chat("ok", stream=True), headers={"traceparent": PARENT.encode().decode()})
         spans = exporter.get_finished_spans()
+        assert e.lines.requests[-1]["trace_id"] == f"{PARENT.trace:032x}", "the way from the log to the trace"
         span = root(spans)
         assert span.parent is not None and span.context is not None
         assert (span.context.trace_id, span.parent.span_id) == (PARENT.trace, PARENT.span)

@@ -52,6 +52,7 @@ def test_there_are_two_dashboards_each_with_its_own_name() -> None:
 def test_panels_are_told_apart_and_ask_for_metrics_that_there_are(path: Path) -> None:
     panels = dashboard(path)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 5
+    assert all(panel["description"] for panel in panels), "what it shows, for who sees it first"
     asked = {name for panel in panels for target in panel["targets"] for name in METRIC.findall(target["expr"])}
     assert asked - LABELS
     assert asked - LABELS <= documented()
