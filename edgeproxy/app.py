@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from edgeproxy.access.keys import Keys
 from edgeproxy.access.origin import HostCheck
@@ -128,20 +129,21 @@ def _public_routes(fleet: Fleet, keys: Keys, started: int, reloads: ReloadStatus
             return json({"status": "ready"})
         raise ApiError(503, "no node is ready yet; try again", "not_ready", headers=((b"retry-after", b"1"),))
 
-    async def generate(request: Request) -> Response:
-        raise ApiError(405, "use POST", "method_not_allowed", headers=((b"allow", b"POST"),))
-
     return [
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/openapi.json", openapi),
         Route("/healthz", alive),
         Route("/readyz", ready),
-        *(
-            Route(path, generate, methods=["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"])
-            for path in sorted(ROUTED)
-        ),
+        *(Route(path, _PostAlone()) for path in sorted(ROUTED)),
     ]
+
+
+class _PostAlone:
+    """What comes here is no POST: those go to nodes. An object, because Starlette lets functions have GET alone."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise ApiError(405, "use POST", "method_not_allowed", headers=((b"allow", b"POST"),))
 
 
 def _tenant(request: Request, keys: Keys) -> Tenant:

@@ -31,6 +31,7 @@ from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.observe.trace import Tracer, tracer
 from edgeproxy.preflight import usable
 from edgeproxy.protocol.node.report import TOKEN_ENV
+from edgeproxy.readiness import until_ready
 from edgeproxy.reload import Reload
 from edgeproxy.upstream.follow import Follower
 from edgeproxy.upstream.instruments import Instruments
@@ -48,8 +49,6 @@ _GC_THRESHOLDS = (20_000, 20, 50)
 every few requests, among the objects of those that are under way."""
 QLOG = "qlog"
 """Folder of the state: while it exists, what happens on HTTP/3 connections is written there."""
-OTHERS_S = 3.0
-"""How long the first node's readiness waits for the others' before it is announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class Server:
                 self._listening(built.public, built.admin, certificates, status, connections),
                 self._background(built.live.run()),
             ):
-                await self._until_ready(fleet, changed)
+                await until_ready(lambda: fleet.nodes, changed, self._stop, self._log.say)
                 if not self._stop.is_set():
                     gc.collect()
                     gc.freeze()  # what start-up made stays; the collector need not look at it again
@@ -199,17 +198,6 @@ class Server:
         renew = functools.partial(make_dev_certificate, self._state)
         return Certificates(development.certificate, development.key, renew=renew)
 
-    async def _until_ready(self, fleet: Fleet, changed: asyncio.Event) -> None:
-        """Or until the proxy is to stop."""
-        while not self._stop.is_set() and not any(node.ready for node in fleet.nodes):
-            await _first(changed, self._stop)
-            changed.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(OTHERS_S):
-                while not self._stop.is_set() and not all(node.ready for node in fleet.nodes):
-                    await _first(changed, self._stop)
-                    changed.clear()
-
     def _node_silent(self, node: Node) -> None:
         event = {"event": "node_silent", "time": time(), "node": node.name, "region": node.region}
         self._log.record({**event, "in_flight": node.in_flight, "trouble": node.trouble})
@@ -221,15 +209,6 @@ class Server:
         else:
             self._log.say(f"{node.name}: not ready: {node.trouble}")
         changed.set()
-
-
-async def _first(*events: asyncio.Event) -> None:
-    waiting = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in waiting:
-            task.cancel()
 
 
 def serve(

@@ -96,6 +96,8 @@ async def test_the_document_of_what_is_answered(tmp_path: Path) -> None:
         ("GET", "/admin/status", 404, "not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("OPTIONS", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("TRACE", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("PROPFIND", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
     ],
 )
@@ -109,7 +111,9 @@ async def test_what_is_not_there_is_told_in_form(
         assert reply.header(b"x-request-id")
         assert reply.header(b"access-control-allow-origin") is None
         if status == 405:
-            assert reply.header(b"allow")
+            allowed = (reply.header(b"allow") or b"").split(b", ")
+            assert method.encode() not in allowed
+            assert (b"POST" in allowed) == path.endswith("completions")
 
 
 async def test_fault_of_the_proxy_is_told_in_form_and_logged_without_its_words(

@@ -18,6 +18,7 @@ ROOMS = [
     "edgeproxy.admin_key",
     "edgeproxy.server",
     "edgeproxy.preflight",
+    "edgeproxy.readiness",
     "edgeproxy.listeners",
     "edgeproxy.reload",
     "edgeproxy.app",

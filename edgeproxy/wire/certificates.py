@@ -41,13 +41,15 @@ class Certificates:
         self._tcp, self._quic = tcp, quic
 
     def reload(self, now: datetime.datetime) -> list[str]:
-        """What has changed, for people. Raises TlsError, also for a certificate that has expired at `now`, and leaves
+        """What has changed, for people. Raises TlsError, also for a certificate that is not valid at `now`, and leaves
         all as it was then."""
         if self._renew is not None:
             self._renew()
         certificate, key = self.files
         context, leaf = server_context(certificate, key, tuple(PROTOCOLS)), _leaf(certificate)
-        end = leaf.not_valid_after_utc
+        begin, end = leaf.not_valid_before_utc, leaf.not_valid_after_utc
+        if begin > now:
+            raise TlsError(f"{certificate} is valid from {begin:%Y-%m-%d %H:%M} UTC only; put it in place after that")
         if end <= now:
             raise TlsError(f"{certificate} expired on {end:%Y-%m-%d %H:%M} UTC; put a valid one in its place")
         same = _fingerprint(leaf) == _fingerprint(self._leaf)

@@ -113,11 +113,13 @@ def damage(edge: Served, tmp_path: Path, how: str) -> None:
     elif how == "gone":
         edge.files.key.unlink()
     else:
-        expired = make_dev_certificate(tmp_path / "expired", NOW - datetime.timedelta(days=30))
-        edge.put(expired)
+        away = datetime.timedelta(days=30 if how == "of the future" else -30)
+        edge.put(make_dev_certificate(tmp_path / "other days", NOW + away))
 
 
-@pytest.mark.parametrize("how", ["another key", "another certificate", "no certificate", "gone", "expired"])
+@pytest.mark.parametrize(
+    "how", ["another key", "another certificate", "no certificate", "gone", "expired", "of the future"]
+)
 async def test_what_cannot_be_used_changes_nothing(how: str, tmp_path: Path) -> None:
     async with served(tmp_path / "old") as edge:
         before, until = await edge.seen_over_tcp(), edge.certificates.not_after
@@ -138,4 +140,4 @@ def test_a_certificate_that_renews_itself_is_asked_first(tmp_path: Path) -> None
     files = make_dev_certificate(tmp_path)
     certificates = Certificates(files.certificate, files.key, renew=lambda: make_dev_certificate(tmp_path, later))
     later = NOW + datetime.timedelta(days=12)
-    assert certificates.reload(NOW) == [f"certificate (until {later + datetime.timedelta(days=13):%Y-%m-%d})"]
+    assert certificates.reload(later) == [f"certificate (until {later + datetime.timedelta(days=13):%Y-%m-%d})"]
