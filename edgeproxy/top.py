@@ -132,6 +132,8 @@ def _figures(state: State) -> Iterator[str]:
 def _budget(state: State) -> str:
     """What first tokens were charged to of late: models, tenants and requests may have budgets of their own."""
     least, most = [seconds * 1e3 for seconds in state["budgets"]] or [state["budget_ms"]] * 2
+    if most >= 10_000:
+        return f"{least / 1e3:g} s" if least == most else f"{least / 1e3:g}-{most / 1e3:g} s"
     return f"{least:g} ms" if least == most else f"{least:g}-{most:g} ms"
 
 

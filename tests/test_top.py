@@ -84,6 +84,7 @@ def test_budgets_that_differ_are_told_as_what_they_are() -> None:
     assert "within 137-400 ms 90.0%" in told([0.137, 0.4])
     assert "within 137 ms 90.0%" in told([0.137, 0.137]), "also where it is not the default"
     assert "within 150 ms 90.0%" in told([])
+    assert "within 0.15-3600 s 90.0%" in told([0.15, 3600.0])
 
 
 def test_who_is_refused_in_a_loop_leaves_room_for_who_is_served() -> None:

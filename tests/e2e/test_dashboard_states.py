@@ -136,9 +136,13 @@ async def one_budget_beyond_all_bounds(account: Account, fleet: Fleet, stop: thr
 def test_the_charts_axis_ends_where_first_tokens_do(page: Browser) -> None:
     with Panel(one_budget_beyond_all_bounds) as panel:
         shown(page, panel.url)
-        assert text(page, "#budget") == "budgets of 150 ms to 3600000 ms go"
+        assert text(page, "#budget") == "budgets of 150 ms to 3600 s go"
         drawn = page.ask("import('/assets/chart.js').then((chart) => chart.ends(0.001, 3600))")
         assert drawn == [0.001, 100]
+        bars = page.ask("[...document.querySelectorAll('#recent .bar')].map((one) => one.querySelector('b') !== null)")
+        assert sorted(bars) == [False, *[True] * 20], "a mark beyond the bar is not drawn"
+        widths = "[...document.querySelectorAll('#examples .bar i')].map((one) => one.getBoundingClientRect().width)"
+        assert max(page.ask(widths)) > 10, "what is spent of the largest can be seen"
 
 
 def failed_over(answering: str) -> Any:

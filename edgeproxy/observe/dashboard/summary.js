@@ -68,7 +68,7 @@ export function budgets(state) {
   return { least, most, text: least === most ? `budget of ${budget(least)} goes` : `budgets of ${budget(least)} to ${budget(most)} go` };
 }
 
-const budget = (seconds) => `${Number((seconds * 1000).toPrecision(4))} ms`;
+const budget = (seconds) => (seconds < 10 ? `${Number((seconds * 1000).toPrecision(4))} ms` : `${Number(seconds.toPrecision(4))} s`);
 
 export function drawSummary(state) {
   byId("verdict").className = state.verdict.mood;

@@ -30,21 +30,27 @@ function untilItsEnd(request) {
 
 const spoken = (terms) => terms.map((term) => `${term.label} ${milliseconds(term.seconds)}`).join(", ");
 
-// The bar's full width is the budget, or the request itself where it took longer; a mark stands at the budget.
+const MOST = 20; // times the request: of a larger budget it would be no more than a line
+
+// The bar's full width is the budget, or the request itself where it took longer; a mark stands at the budget, unless that
+// is so large that it lies beyond the bar.
 export function bar(request, tall = false) {
   const made = element("div", tall ? "bar tall" : "bar");
   const terms = termsOf(request);
   const budget = request.budget_s;
-  const full = Math.max(budget, terms.reduce((sum, term) => sum + term.seconds, 0));
+  const spent = terms.reduce((sum, term) => sum + term.seconds, 0);
+  const full = Math.max(spent, Math.min(budget, MOST * spent));
   for (const term of terms) {
     const part = element("i", term.name);
     part.style.width = `${(100 * term.seconds) / full}%`;
     part.title = `${term.label} ${milliseconds(term.seconds)}`;
     made.append(part);
   }
-  const mark = element("b");
-  mark.style.left = `calc(${(100 * budget) / full}% - 2px)`;
-  made.append(mark);
+  if (budget <= full) {
+    const mark = element("b");
+    mark.style.left = `calc(${(100 * budget) / full}% - 2px)`;
+    made.append(mark);
+  }
   made.setAttribute("role", "img");
   made.setAttribute("aria-label", spoken(terms) || "nothing measured");
   return made;
