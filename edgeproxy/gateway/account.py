@@ -192,9 +192,9 @@ class Account:
         self._metrics.recorded(records)
         self._log.records(records)
         for (call, _, _), record in zip(ended, records, strict=True):
+            kind = self._outcomes.add(record)
             if call.choice is not None:
-                self._decisions.add(call.choice, record)
-            self._outcomes.add(record)
+                self._decisions.add(kind, call.choice, record)
             if self.tracer is not None and call.trace is not None:
                 self.tracer.end(call.trace, record, told=call.node_traces)
 

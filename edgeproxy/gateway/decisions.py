@@ -36,9 +36,9 @@ class Decisions:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept: Rings[tuple[Decision[Node], Mapping[str, Any]]] = Rings(kept)
 
-    def add(self, made: Decision[Node], record: Mapping[str, Any]) -> None:
+    def add(self, kind: Kind, made: Decision[Node], record: Mapping[str, Any]) -> None:
         """`made`: noted. `record`: the request's line in the log."""
-        self._kept.add(record, (made, record))
+        self._kept.add(kind, record["request_id"], (made, record))
 
     def latest(self, count: int) -> list[dict[str, Any]]:
         """The newest first."""

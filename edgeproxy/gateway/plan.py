@@ -93,11 +93,11 @@ class Plan:
         known, wanted, regions = self.known, self.wanted, self.wishes.regions
         if regions is None:
             home = known.fleet.home
-            nodes = self._nodes.pick(wanted, home, now, known.rng)
+            nodes, far = self._nodes.pick(wanted, home, now, known.rng)
         else:
             home = Home(regions, strict=True)
-            nodes = self.nodes
-        found = choose(nodes, wanted, home, now, known.rng, hold_s)
+            nodes, far = self.nodes, ()
+        found = choose(nodes, wanted, home, now, known.rng, hold_s, far)
         if not isinstance(found, Hold):
             self.decision = found
         return found

@@ -10,7 +10,7 @@ from edgeproxy.observe.blame import blame
 from edgeproxy.observe.burn import Burn
 from edgeproxy.observe.contrast import Contrast, Difference, nearest
 from edgeproxy.observe.history import History, Slice, together
-from edgeproxy.observe.rings import Kind, Rings
+from edgeproxy.observe.rings import Kind, Rings, kind_of
 from edgeproxy.observe.verdict import Lately
 
 RECENT = 1000
@@ -41,8 +41,10 @@ class Outcomes:
         self._uncompared = 0
         """Answered since they were last compared."""
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        kind = self._kept.add(record, record)
+    def add(self, record: Mapping[str, Any]) -> Kind:
+        """Which it is."""
+        kind = kind_of(record)
+        self._kept.add(kind, record["request_id"], record)
         wait, now = record["wait_s"], record["time"]
         if kind is Kind.ANSWERED:
             self._uncompared += 1
@@ -50,10 +52,11 @@ class Outcomes:
             within = wait <= record["budget_s"]
             self.history.answered(wait, within, now)
             self.burn.count(within, now)
-            return
+            return kind
         self.history.unseen(kind, now)
         if kind is Kind.FAILED:
             self.burn.count(False, now)
+        return kind
 
     def latest(self, count: int, since: int = 0) -> list[Mapping[str, Any]]:
         """The oldest of them first; few that were refused. `since`: how many had come when they were asked for last."""

@@ -56,11 +56,9 @@ class Rings(Generic[T]):
         self.count = 0
         """Of those that were ever added."""
 
-    def add(self, record: Record, value: T) -> Kind:
-        kind = kind_of(record)
+    def add(self, kind: Kind, request_id: str, value: T) -> None:
         self.count += 1
-        self._rings[kind].append((self.count, record["request_id"], value))
-        return kind
+        self._rings[kind].append((self.count, request_id, value))
 
     def of(self, kind: Kind) -> list[T]:
         """The oldest first."""

@@ -73,7 +73,11 @@ def settle(left: float, rtt: float | None) -> tuple[float | None, float]:
     return (rtt, left - rtt) if rtt < left else (left, 0.0)
 
 
-_ENTRY = re.compile(rf"(?:^|,)\s*({'|'.join(NODE_TERMS)})\s*;(?:[^,]*;)?\s*dur=([^,;]*)")
+_ENTRY = re.compile(
+    rf"(?:^|,)\s*({'|'.join(NODE_TERMS)})\s*;(?:[^,]*;)?\s*dur=\s*"
+    r"([0-9]{1,9}(?:\.[0-9]*)?(?:[eE]-[0-9]+)?)(?=\s*(?:[,;]|$))"
+)
+"""A term and its milliseconds, where they are a number below 1e9: `float` reads all that is found."""
 
 
 @lru_cache(maxsize=128)
@@ -88,12 +92,4 @@ def node_terms(server_timing: bytes | None) -> dict[str, float]:
     """A node's `queue`, `prefill` and `first` in seconds, from its `Server-Timing`; what is odd is left out."""
     if server_timing is None or len(server_timing) > MAX_TIMING_BYTES:
         return {}
-    terms: dict[str, float] = {}
-    for name, milliseconds in _ENTRY.findall(server_timing.decode("latin-1")):
-        try:
-            value = float(milliseconds)
-        except ValueError:
-            continue
-        if 0 <= value < 1e9:
-            terms[name] = value / 1e3
-    return terms
+    return {name: float(milliseconds) / 1e3 for name, milliseconds in _ENTRY.findall(server_timing.decode("latin-1"))}

@@ -13,10 +13,8 @@ The fast loop of routing, once per request; the slow one is `home`. In order:
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Mapping, Sequence
 from math import inf
-from operator import attrgetter
 from random import Random
 from types import MappingProxyType
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -73,9 +71,6 @@ class Candidate(Protocol):
 
 N = TypeVar("N", bound=Candidate)
 _NOTHING: Mapping[int, float] = MappingProxyType({})
-_NETWORK = attrgetter("outlook.rtt.network")
-_DECODE = attrgetter("outlook.pace.decode")
-_PER_TOKEN = attrgetter("outlook.pace.per_token")
 
 
 class Wanted(NamedTuple):
@@ -180,11 +175,17 @@ class Decision(Generic[N]):
 
 
 def choose(
-    nodes: Sequence[N], wanted: Wanted, home: Home, now: float, rng: Random, hold_s: float = 0.0
+    nodes: Sequence[N],
+    wanted: Wanted,
+    home: Home,
+    now: float,
+    rng: Random,
+    hold_s: float = 0.0,
+    far: Sequence[float] = (),
 ) -> Decision[N] | Hold:
     """`nodes`: those that serve the model and may serve the tenant. `hold_s`: how long the request may be held where
-    all of them are hot."""
-    fit, standby = _costs(nodes, wanted, home, now)
+    all of them are hot. `far`: where the nearest come first, how far each is (seconds); then not all are looked at."""
+    fit, standby = _costs(nodes, wanted, home, now, far=far)
     order = fit + standby if standby else fit
     if not order:
         return _least_bad(nodes, wanted, home, now)
@@ -214,56 +215,58 @@ def choose(
 
 
 def _costs(
-    nodes: Sequence[N], wanted: Wanted, home: Home, now: float, *, all_of_them: bool = False
+    nodes: Sequence[N],
+    wanted: Wanted,
+    home: Home,
+    now: float,
+    *,
+    all_of_them: bool = False,
+    far: Sequence[float] = (),
 ) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
     """(cost, index) of the fit nodes, cheapest first, standby ones apart.
 
-    The nearest are looked at first, and no further ones once a node at home is the cheapest: those whose distance and
-    least work alone cost more than the runner-up, and than anything that could be preferred to the cheapest.
+    Once a node at home is the cheapest, those are left out that cost more than the runner-up and than anything that
+    could be preferred to the cheapest: most of them by their distance and their work alone, and unseen where they are
+    behind one whose distance is too much.
     """
-    if not nodes:
-        return [], []
-    tokens, cached, usual, step_s, region = wanted.tokens, wanted.cached, wanted.usual, home.step_s, home.region
+    tokens, cached, usual, step_s = wanted.tokens, wanted.cached, wanted.usual, home.step_s
+    region = None if all_of_them else home.region
     unseen = max(tokens - usual, 1.0)
-    order: Sequence[int] = range(len(nodes))
-    far, least, most = list[float](), 0.0, inf
-    if all_of_them or 2 * len(cached) >= len(nodes):  # where most hold some of the prompt, distance rules out few
-        region = None
-    else:
-        far = list(map(_NETWORK, nodes))
-        if None in far:
-            far = [UNMEASURED_S if network is None else network for network in far]
-        least = min(map(_DECODE, nodes)) + min(map(_PER_TOKEN, nodes)) * unseen
-        order = sorted(order, key=far.__getitem__)
+    best = second = most = inf
+    at_home = False
     fit: list[tuple[float, int]] = []
     standby: list[tuple[float, int]] = []
-    for index in order:
-        node = nodes[index]
-        if most < inf and far[index] + least > most:
-            if not cached:
-                break
-            if node.slot not in cached:
-                continue
-        breaker = node.breaker
-        if not node.ready or node.draining or now < breaker.not_before or (breaker.tripped and not breaker.admits(now)):
-            continue
+    for index, node in enumerate(nodes):
         outlook, compute = node.outlook, unseen
         if cached:
             compute = tokens - cached.get(node.slot, usual)
             if compute < 1.0:
                 compute = 1.0
-        cost = outlook.cost(now, compute, doubted=True)
+        cost = outlook.cost(now, compute, True, most)
+        if cost > most:
+            if far and far[index] > most:
+                break
+            continue
+        breaker = node.breaker
+        if not node.ready or node.draining or now < breaker.not_before or (breaker.tripped and not breaker.admits(now)):
+            continue
         if outlook.rtt.srtt is None:
             cost += UNMEASURED_S * home.ranks.get(node.region, len(home.ranks))
         if step_s:
             cost += step_s * home.ranks.get(node.region, 0)
         if node.standby:
-            insort(standby, (cost, index))
+            standby.append((cost, index))
             continue
-        insort(fit, (cost, index))
-        if cost < most and len(fit) > 1 and nodes[fit[0][1]].region == region:
-            best = fit[0][0]
-            most = max(fit[1][0], best + max(AFFINITY_S, AFFINITY_SHARE * best))
+        fit.append((cost, index))
+        if cost < second:
+            if cost < best:
+                best, second, at_home = cost, best, node.region == region
+            else:
+                second = cost
+            if at_home:
+                most = max(second, best + max(AFFINITY_S, AFFINITY_SHARE * best))
+    fit.sort()
+    standby.sort()
     return fit, standby
 
 

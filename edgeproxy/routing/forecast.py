@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
 from edgeproxy.routing.gain import Gain
@@ -79,17 +80,23 @@ class Outlook:
         self._learnt_at: float | None = None
         """None until it is first seen."""
 
-    def cost(self, now: float, tokens: float, *, doubted: bool = False) -> float:
+    def cost(self, now: float, tokens: float, doubted: bool = False, most: float = inf) -> float:
         """`forecast(...).total`: asked of every node at every request, and therefore unrolled.
 
         `tokens`: of the prompt, that the node has to compute. `doubted`: with what a hot node pays for the doubt.
+        `most`: of a node that costs more, it is told only that it does.
         """
-        load, pace, running = self.load, self.pace, self.load.running
-        network, reported_at = self.rtt.network, load.reported_at
+        pace, network = self.pace, self.rtt.network
         work = pace.decode + pace.per_token * tokens
-        if running:
-            work += pace.per_row * running * (1.0 + tokens / CHUNK_TOKENS)
         spent = work + (UNMEASURED_S if network is None else network)
+        if spent > most:  # and all that follows only adds to it
+            return spent
+        load = self.load
+        running, reported_at = load.running, load.reported_at
+        if running:
+            beside = pace.per_row * running * (1.0 + tokens / CHUNK_TOKENS)
+            work += beside
+            spent += beside
         if self.extra_trips and network is not None:
             spent += self.extra_trips * (self.rtt.srtt or 0.0)
         queue, room = load.free_at - now, load.room_at - now

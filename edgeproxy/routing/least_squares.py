@@ -13,19 +13,19 @@ Vector = tuple[float, float, float]
 class LeastSquares:
     """What is known of the coefficients, beside their values: a covariance, in units of a sample's own variance."""
 
-    __slots__ = ("_p00", "_p01", "_p02", "_p11", "_p12", "_p22", "_prior")
+    __slots__ = ("_covariance", "_prior")
 
     def __init__(self, prior: Vector) -> None:
         """`prior`: the coefficients' variances before any sample."""
         self._prior = prior
-        self._p00, self._p11, self._p22 = prior
-        self._p01 = self._p02 = self._p12 = 0.0
+        self._covariance = (prior[0], 0.0, 0.0, prior[1], 0.0, prior[2])
+        """Symmetric: 00, 01, 02, 11, 12, 22."""
 
     def moved(self, now: Vector, x: Vector, miss: float, keep: float, least: Vector, most: Vector) -> Vector:
         """The coefficients after a sample. `now`: before it; `x`: its regressors, and `miss`: by how much it exceeds
         what they foretold, both divided by its standard deviation; `keep`: what earlier samples still weigh."""
         x0, x1, x2 = x
-        p00, p01, p02, p11, p12, p22 = self._p00, self._p01, self._p02, self._p11, self._p12, self._p22
+        p00, p01, p02, p11, p12, p22 = self._covariance
         g0 = p00 * x0 + p01 * x1 + p02 * x2
         g1 = p01 * x0 + p11 * x1 + p12 * x2
         g2 = p02 * x0 + p12 * x1 + p22 * x2
@@ -34,10 +34,9 @@ class LeastSquares:
         p00, p11, p22 = p00 - g0 * g0 * gain, p11 - g1 * g1 * gain, p22 - g2 * g2 * gain
         p01, p02, p12 = p01 - g0 * g1 * gain, p02 - g0 * g2 * gain, p12 - g1 * g2 * gain
         # Forgetting without news would blow the matrix up: along what no sample has shown lately nothing is forgotten.
-        known = p00 <= self._prior[0] and p11 <= self._prior[1] and p22 <= self._prior[2]
-        grown = 1.0 / keep if known else 1.0
-        self._p00, self._p11, self._p22 = p00 * grown, p11 * grown, p22 * grown
-        self._p01, self._p02, self._p12 = p01 * grown, p02 * grown, p12 * grown
+        most0, most1, most2 = self._prior
+        grown = 1.0 / keep if p00 <= most0 and p11 <= most1 and p22 <= most2 else 1.0
+        self._covariance = p00 * grown, p01 * grown, p02 * grown, p11 * grown, p12 * grown, p22 * grown
         c0, c1, c2 = now[0] + g0 * pull, now[1] + g1 * pull, now[2] + g2 * pull
         if least[0] <= c0 <= most[0] and least[1] <= c1 <= most[1] and least[2] <= c2 <= most[2]:
             return c0, c1, c2
@@ -45,12 +44,8 @@ class LeastSquares:
 
     def _within(self, found: Vector, least: Vector, most: Vector) -> Vector:
         """One bound after the other: each coefficient that is beyond its own takes the others along."""
-        rows = (
-            (self._p00, self._p01, self._p02),
-            (self._p01, self._p11, self._p12),
-            (self._p02, self._p12, self._p22),
-        )
-        for index, row in enumerate(rows):
+        p00, p01, p02, p11, p12, p22 = self._covariance
+        for index, row in enumerate(((p00, p01, p02), (p01, p11, p12), (p02, p12, p22))):
             bounded = _bounded(found[index], least[index], most[index])
             if bounded != found[index] and row[index] > 0.0:
                 share = (bounded - found[index]) / row[index]

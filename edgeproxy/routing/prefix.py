@@ -89,13 +89,16 @@ class PrefixView:
         found: dict[int, int] = {}
         holders = self._holders.get
         still = holders(names[0], 0) if names else 0
+        if not still:
+            return found
         for depth, name in enumerate(names):
             now = holders(name, 0) & still
-            if now != still:
-                _note(found, still & ~now, depth)
-                still = now
+            if now == still:
+                continue
+            _note(found, still & ~now, depth)
             if not now:
                 return found
+            still = now
         _note(found, still, len(names))
         return found
 

@@ -1,4 +1,5 @@
-"""Large fleets: a look at each region first, then at the nodes of the best two. Small ones are looked at whole.
+"""Large fleets: a look at each region first, then at the nodes of the best two. Small ones are taken whole, from the
+nearest to the farthest: the choice then stops where the rest is too far.
 
 A region's summary is its best node, seen some moments ago; what has changed since is found when that region's nodes are
 looked at, because the forecasts that decide are always made then.
@@ -12,7 +13,8 @@ from math import inf
 from random import Random
 from typing import Generic
 
-from edgeproxy.routing.choose import N, Wanted
+from edgeproxy.routing.choose import Candidate, N, Wanted
+from edgeproxy.routing.forecast import UNMEASURED_S
 from edgeproxy.routing.home import Home
 
 WHOLE = 64
@@ -22,6 +24,8 @@ PER_REGION = 128
 """Of a larger region so many nodes are drawn by lot: their best is as good as the best of all but for a hundredth."""
 SUMMARY_S = 0.100
 """Age at which a region's summary is made again, one region a decision."""
+ORDER_S = 0.100
+"""Age at which the order of a small fleet is made again: a round trip is measured every few seconds."""
 HOLDERS = 16
 """Nodes that hold most of the prompt, wherever they are."""
 
@@ -51,21 +55,27 @@ class Shortlist(Generic[N]):
     def __init__(self, nodes: Sequence[N]) -> None:
         self.nodes = nodes
         self._small = len(nodes) <= WHOLE
+        self._near: tuple[Sequence[N], Sequence[float]] = nodes, ()
+        """Of a small fleet, as `pick` gives it."""
+        self._ordered_at = -inf
         self._by_slot = {} if self._small else {node.slot: node for node in nodes}
         self._regions: dict[str, _Region[N]] = {}
         for node in () if self._small else nodes:
             self._regions.setdefault(node.region, _Region()).nodes.append(node)
 
-    def pick(self, wanted: Wanted, home: Home, now: float, rng: Random) -> Sequence[N]:
-        """Those worth a forecast."""
+    def pick(self, wanted: Wanted, home: Home, now: float, rng: Random) -> tuple[Sequence[N], Sequence[float]]:
+        """Those worth a forecast, and how far each is (seconds) where the nearest come first; else nothing of that."""
         if self._small:
-            return self.nodes
+            if now - self._ordered_at >= ORDER_S:
+                nodes = sorted(self.nodes, key=_distance)
+                self._near, self._ordered_at = (nodes, list(map(_distance, nodes))), now
+            return self._near
         self._refresh(now)
         found = {node.slot: node for node in self._likely(wanted)}
         for region in self._best(wanted.tokens, home):
             drawn = region.nodes if len(region.nodes) <= PER_REGION else rng.sample(region.nodes, PER_REGION)
             found.update([(node.slot, node) for node in drawn])
-        return list(found.values())
+        return list(found.values()), ()
 
     def _best(self, tokens: float, home: Home) -> list[_Region[N]]:
         """Two regions, the home region among them: whether to leave it is the choice's business."""
@@ -86,3 +96,8 @@ class Shortlist(Generic[N]):
         oldest = min(self._regions.values(), key=lambda region: region.at)
         if now - oldest.at >= SUMMARY_S:
             oldest.summarise(now)
+
+
+def _distance(node: Candidate) -> float:
+    network = node.outlook.rtt.network
+    return UNMEASURED_S if network is None else network

@@ -3,8 +3,8 @@
 
     .venv/bin/python scripts/bench/choose.py [--json] [--blocks 40]
 
-Fleets of 12 nodes in 3 regions and of 1,000 in 20, loaded at random. The prompt has 4 KiB, of which several nodes hold
-a part. Each number is the median over blocks of 200 decisions, `best` the smallest block.
+Fleets of 12 nodes in 3 regions and of 1,000 in 20, loaded at random. The prompt has 4 KiB, of which half of the nodes
+hold a part, or none does. Each number is the median over blocks of 200 decisions, `best` the smallest block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from edgeproxy.routing.shortlist import Shortlist
 
 BLOCK = 200
 PROMPT = Random(1).randbytes(4096)
-FLEETS = {"12 nodes": (3, 4), "1000 nodes": (20, 50)}
+HALF, NONE = (0, 0, 4, 16), (0,)
+"""Of the prompt's chunks, those that a node holds, drawn from these."""
+FLEETS = {"12 nodes": (3, 4, HALF), "12, none holds": (3, 4, NONE), "1000 nodes": (20, 50, HALF)}
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class Node:
     breaker: Breaker = field(default_factory=Breaker)
 
 
-def decisions(regions: int, each: int) -> Callable[[int], None]:
+def decisions(regions: int, each: int, held: tuple[int, ...]) -> Callable[[int], None]:
     rng, prefixes, nodes = Random(1), PrefixView(), list[Node]()
     rtts: dict[str, float | None] = {f"region-{region}": 0.005 + 0.012 * region for region in range(regions)}
     names = chain(PROMPT, 1)
@@ -51,7 +53,7 @@ def decisions(regions: int, each: int) -> Callable[[int], None]:
             node = Node(f"{region}-{index}", region, prefixes.join())
             node.outlook.rtt.probe(rtt or 0.0, 0.0)
             node.outlook.reported(Occupancy(rng.randrange(8), 0, rng.randrange(400), 100_000), 0.0)
-            prefixes.sent(node.slot, names[: rng.choice((0, 0, 4, 16))])
+            prefixes.sent(node.slot, names[: rng.choice(held)])
             nodes.append(node)
     home = Home(rtts)
     home.update(rtts)
@@ -64,7 +66,8 @@ def decisions(regions: int, each: int) -> Callable[[int], None]:
             now += 0.001
             cached = {slot: depth * 64.0 for slot, depth in prefixes.depths(chain(PROMPT, 1)).items()}
             wanted = Wanted(1024.0, cached)
-            found = choose(shortlist.pick(wanted, home, now, rng), wanted, home, now, rng)
+            picked, far = shortlist.pick(wanted, home, now, rng)
+            found = choose(picked, wanted, home, now, rng, far=far)
             assert isinstance(found, Decision) and found.first is not None
             outlook = found.first.outlook
             outlook.ended(outlook.sent(now, 16.0), now, served=False)
@@ -90,7 +93,7 @@ def main() -> None:
         print(json.dumps({"unit": "us_cpu_per_decision", "block": BLOCK, "fleets": found}))
         return
     for name, values in found.items():
-        print(f"{name:12} median {values['median']:6.1f} us   best {values['best']:6.1f} us")
+        print(f"{name:14} median {values['median']:6.1f} us   best {values['best']:6.1f} us")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgeproxy.gateway.decisions import KEPT, Decisions
+from edgeproxy.observe.rings import Kind
 from edgeproxy.routing.choose import Decision, Wanted
 from edgeproxy.routing.home import Home
 from edgeproxy.upstream.node import Node
@@ -29,8 +30,9 @@ def test_an_answered_request_is_explained_as_long_however_many_are_refused() -> 
     made = Decision[Node]([], None, [], "home", Wanted(50.0), Home(()), 0.0)
     decisions = Decisions()
     record_of = {"tenant": "", "hedge": None, "resumed_on": ()}
-    decisions.add(made, record(request_id="mine", **record_of))
+    decisions.add(Kind.ANSWERED, made, record(request_id="mine", **record_of))
     for number in range(KEPT + 1):
-        decisions.add(made, record(request_id=f"no-{number}", first_token_s=None, status=400, **record_of))
+        refused = record(request_id=f"no-{number}", first_token_s=None, status=400, **record_of)
+        decisions.add(Kind.REFUSED, made, refused)
     assert decisions.of("mine") is not None and decisions.of("no-0") is None
     assert [one["request_id"] for one in decisions.latest(2)] == [f"no-{KEPT}", f"no-{KEPT - 1}"]

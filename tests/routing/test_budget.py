@@ -44,11 +44,13 @@ def test_what_remains_of_the_budget() -> None:
 def test_a_nodes_terms_are_read_from_its_header() -> None:
     terms = node_terms(b'queue;dur=0.5, prefill;desc="a";dur=31.25 ,first;dur=4, cache;dur=9, total')
     assert terms == {"queue": 0.0005, "prefill": 0.03125, "first": 0.004}
+    assert node_terms(b'parse;dur=25e-02;desc="b", queue;dur= 5. ') == {"parse": 0.00025, "queue": 0.005}
 
 
 @pytest.mark.parametrize(
     "raw",
-    [None, b"", b"queue", b"queue;dur=", b"queue;dur=x", b"queue;dur=nan", b"queue;dur=-1", b"queue;dur=inf", b"\xff"],
+    [None, b"", b"queue", b"\xff"]
+    + [b"queue;dur=" + odd for odd in (b"", b"x", b"nan", b"-1", b"inf", b"1e9", b"9999999999", b"1x", b"1 2")],
 )
 def test_what_is_odd_is_left_out(raw: bytes | None) -> None:
     assert node_terms(raw) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from edgeproxy.routing.choose import Decision, Hold, Wanted, choose
 from edgeproxy.routing.forecast import Timings
 from edgeproxy.routing.home import Home
 from edgeproxy.routing.load import Occupancy
+from edgeproxy.routing.shortlist import Shortlist
 from tests.routing.fleet import Node, healthy, node
 from tests.routing.plain_choice import Plain, choose_plainly
 
@@ -56,7 +58,7 @@ class Lived(Random):
             found.update({name: rtt for name, rtt in REGIONS.items() if self.random() < 0.9})
         return found
 
-    def wanted(self, nodes: list[Node]) -> Wanted:
+    def wanted(self, nodes: Sequence[Node]) -> Wanted:
         tokens = self.choice((1.0, 30.0, 400.0, 4000.0))
         holders = self.sample(nodes, self.choice((0, 0, min(2, len(nodes)), len(nodes))))
         cached = {one.slot: self.random() * 1.1 * tokens for one in holders}
@@ -68,10 +70,13 @@ class Lived(Random):
 @given(st.integers(0, 2**32), st.integers(1, 24))
 def test_the_choice_is_that_of_the_plain_rules(seed: int, count: int) -> None:
     lived = Lived(seed)
-    nodes = [lived.node(index) for index in range(count)]
+    nodes: Sequence[Node] = [lived.node(index) for index in range(count)]
     home, wanted, hold_s = lived.home(), lived.wanted(nodes), lived.choice((0.0, 0.0001, 0.1))
+    far: Sequence[float] = ()
+    if lived.random() < 0.7:  # else far ones may come first
+        nodes, far = Shortlist(nodes).pick(wanted, home, NOW, lived)
     ours, theirs = Random(seed), Random(seed)
-    found = choose(nodes, wanted, home, NOW, ours, hold_s)
+    found = choose(nodes, wanted, home, NOW, ours, hold_s, far)
     plain = choose_plainly(nodes, wanted, home, NOW, theirs, hold_s)
     assert ours.getstate() == theirs.getstate()
     if isinstance(plain, Hold) or isinstance(found, Hold):
@@ -101,19 +106,26 @@ def test_nodes_that_are_too_far_for_the_prompt_are_not_looked_at() -> None:
     far = [Unseen(node(f"far{index}", "d", 0.140, slot=3 + index)) for index in range(20)]
     home = Home(REGIONS)
     home.update(REGIONS)
-    found = choose([*far, *near], Wanted(50.0), home, NOW, Random(1))
-    assert isinstance(found, Decision)
-    assert found.first in near and not any(one.looked_at for one in far)
+    rng = Random(1)
+    some_hold: tuple[dict[int, float], ...] = ({}, {far[7].slot: 49.0})
+    for cached in some_hold:
+        wanted = Wanted(50.0, cached)
+        nodes, distances = Shortlist([*far, *near]).pick(wanted, home, NOW, rng)
+        for one in far:
+            one.looked_at = False
+        found = choose(nodes, wanted, home, NOW, rng, far=distances)
+        assert isinstance(found, Decision)
+        assert found.first in near and sum(one.looked_at for one in far) <= 1  # it tells that the others are too far
 
 
 class Unseen(Node):
-    """Notes whether anybody asks for what only a whole look needs."""
+    """Notes whether anybody asks for its costs."""
 
     def __init__(self, like: Node) -> None:
         super().__init__(like.name, like.region, like.slot, outlook=like.outlook)
         self.looked_at = False
 
     def __getattribute__(self, name: str) -> object:
-        if name == "breaker":
+        if name == "outlook":
             object.__setattr__(self, "looked_at", True)
         return super().__getattribute__(name)

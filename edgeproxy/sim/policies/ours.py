@@ -50,13 +50,14 @@ class Edgeproxy(Policy):
 
     def choose(self, asked: Asked, nodes: Sequence[int], now: float, waited: float) -> int | Hold:
         wanted = Wanted(float(asked.prompt), self._held(asked))
-        candidates = self._shortlist.pick(wanted, self._home, now, self.rng)
+        candidates, far = self._shortlist.pick(wanted, self._home, now, self.rng)
         if len(nodes) < len(self._nodes):
             open_ = {self._nodes[node].slot for node in nodes}
             candidates = [upstream for upstream in candidates if upstream.slot in open_] or [
                 self._nodes[node] for node in nodes
             ]
-        decision = choose(candidates, wanted, self._home, now, self.rng, max(MAX_HOLD_S - waited, 0.0))
+            far = ()
+        decision = choose(candidates, wanted, self._home, now, self.rng, max(MAX_HOLD_S - waited, 0.0), far)
         if isinstance(decision, Held):
             return Hold(decision.until)
         assert decision.first is not None
