@@ -62,6 +62,9 @@ class Executor:
 def isas() -> list[str]:
     """Instruction sets that this machine runs, best first."""
 
+SOURCES: str
+"""Digest of the C++ that it was built from (executor/built.py)."""
+
 PACKED_ALIGNMENT: int
 """Bytes; offsets of packed tensors in their file are multiples of it."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+from edgeproxy.protocol.bearer import bearer_token
 from edgeproxy.protocol.node.blocks import PREFIX_HEADER
 from edgeproxy.protocol.node.report import (
     REPORT_HEADER,
@@ -166,7 +167,7 @@ class NodeApp:
         report = report._replace(waiting=max(report.waiting - exchange.siblings, 0))
         fields: Headers = ((REPORT_HEADER, report.encode()),)
         wanted = exchange.header(FORMAT_HEADER)
-        load = load_metrics(wanted, report, self._node.gauges.utilisation.worker_busy) if wanted else None
+        load = load_metrics(wanted, report, self._node.cpu_use) if wanted else None
         return fields if load is None else (*fields, (LOAD_HEADER, load))
 
     async def _openapi(self, exchange: Exchange) -> None:
@@ -191,7 +192,8 @@ class NodeApp:
         from engine.metrics import exposition  # most nodes are never scraped
 
         accept = exchange.header(b"accept").decode("latin-1")
-        body, media_type = exposition(self._node.report(0.0), self._node.gauges, accept, self._node.gpu)
+        node = self._node
+        body, media_type = exposition(node.report(0.0), node.gauges, accept, node.gpu, node.cpu_use)
         await exchange.respond(200, body, ((b"content-type", media_type.encode()),))
 
     async def _events(self, exchange: Exchange) -> None:
@@ -229,7 +231,7 @@ class NodeApp:
     def _trusts(self, exchange: Exchange) -> bool:
         if self._token is None:
             return True
-        given = exchange.header(TOKEN_HEADER) or exchange.header(b"authorization").removeprefix(b"Bearer ")
+        given = exchange.header(TOKEN_HEADER) or bearer_token(exchange.header(b"authorization"))
         return hmac.compare_digest(given, self._token)
 
     async def _models(self, exchange: Exchange) -> None:

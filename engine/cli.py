@@ -89,6 +89,12 @@ def _options(model: str, threads: int | None, **sizes: Any) -> Any:
     return ModelOptions(model, threads or len(os.sched_getaffinity(0)), **sizes)
 
 
+def _told(error: Exception) -> str:
+    from engine import memory
+
+    return memory.exhausted() if memory.is_short(error) else str(error)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="edgeproxy", prog_name="engine")
 def main() -> None:
@@ -246,11 +252,12 @@ def pack(model: str, out: Path | None, cache: Path | None, **layout: Any) -> Non
             if out is None:
                 image = opened(model, cache or default_folder(), packer, progress, thorough=True)
             else:
+                out = out.resolve()  # behind a link: that stays where it is
                 check_place(out)
                 check_published(model)
                 image = write(resolve(model), out, packer, progress)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+    except (ValueError, RuntimeError, OSError, MemoryError) as error:
+        raise click.ClickException(_told(error)) from error
     click.echo(image.path)
 
 
@@ -287,5 +294,5 @@ def bench(model: str, runs: int, as_json: bool, **sizes: Any) -> None:
     try:
         with PackProgress() as progress:
             timing.run(_options(model, **sizes), progress, runs, as_json, lambda line: click.echo(line, err=True))
-    except (ValueError, StartError) as error:
-        raise click.ClickException(str(error)) from error
+    except (ValueError, StartError, MemoryError) as error:
+        raise click.ClickException(_told(error)) from error

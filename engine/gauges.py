@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import fsum, sqrt
+from math import exp, fsum, sqrt
 from typing import Any
 
 from engine.chunks import PrefillCost
@@ -22,6 +22,8 @@ BUCKETS = 24
 """Powers of two microseconds: the last begins at 4 s."""
 WINDOW_S = 1.0
 """Of busy time, over which the use of threads and memory is looked at."""
+LATELY_S = 1.0
+"""Time constant of how busy an engine is: after three of them without a step it is idle to 5 %."""
 
 
 class Histogram:
@@ -96,6 +98,22 @@ class Utilisation:
         self._began: tuple[float, tuple[float, ...], int, int] | None = None
         """The window's busy time, CPU times, faults and tokens at its beginning."""
         self._first: tuple[tuple[float, ...], int] = ((), 0)
+        self._busy = 0.0
+        """The busy share of time up to `_busy_at`, when the last step ended; what is longer ago weighs less."""
+        self._busy_at = 0.0
+
+    def worked(self, busy_s: float, until: float) -> None:
+        """A step has ended. busy_s: how long there had been something to do since the one before."""
+        self.busy_s += busy_s
+        self._busy = 1 - (1 - self._busy_until(until - busy_s)) * exp(-busy_s / LATELY_S)
+        self._busy_at = until
+
+    def use_lately(self, now: float) -> float | None:
+        """The workers' mean share of the last seconds, busy or not: an exponential mean, which idleness brings to 0."""
+        return None if self.worker_busy is None else self.worker_busy * self._busy_until(now)
+
+    def _busy_until(self, idle_until: float) -> float:
+        return self._busy * exp(-max(0.0, idle_until - self._busy_at) / LATELY_S)
 
     @property
     def due(self) -> bool:
@@ -220,10 +238,10 @@ class Gauges:
     def _dispatched(self, result: StepResult, woken: float | None) -> None:
         if woken is None:
             self.gap.observe(result.started - self._last_ended)
-            self.utilisation.busy_s += max(0.0, result.ended - self._last_ended)
+            self.utilisation.worked(max(0.0, result.ended - self._last_ended), result.ended)
         else:
             self.wake.observe(result.started - woken)
-            self.utilisation.busy_s += result.ended - result.started
+            self.utilisation.worked(max(0.0, result.ended - result.started), result.ended)
 
     def jumped(self, tokens: int) -> None:
         """So many came out beside the one that was sampled."""

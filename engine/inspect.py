@@ -11,10 +11,10 @@ from rich.table import Column, Table
 
 from engine import memory
 from engine.model import layout
-from engine.model.arch import LlamaConfig, llama_config
+from engine.model.arch import ARCHITECTURE, LlamaConfig, llama_config
 from engine.model.gguf import TensorInfo
 from engine.model.gguf import read as read_gguf
-from engine.model.image import Image, is_image, verify
+from engine.model.image import VERSION, Image, is_image, verify
 from engine.model.image import read as read_image
 from engine.model.pack import check_weights
 from engine.model.source import SourceError, check_published, resolve
@@ -31,7 +31,7 @@ def show(options: ModelOptions, check: bool) -> None:
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; name a file you may read") from error
     if image is not None:
-        console.print(_origin(image))
+        console.print(_origin(image, options.device))
         _show(console, image.config, image.tensors, options, packed=True)
         if check:
             verify(image)
@@ -75,14 +75,26 @@ def _fits(plan: layout.Plan) -> str:
     return f"fits: needs {layout.mib(needed)}, {available.bound} leaves {layout.mib(available.nbytes)}"
 
 
-def _origin(image: Image) -> Table:
+def _origin(image: Image, device: str) -> Table:
     table = Table("image", "value")
+    table.add_row("version", str(VERSION))
     table.add_row("layout", image.layout)
+    table.add_row("instruction sets", _isas() if device == "cpu" else "of a GPU")
+    table.add_row("architecture", ARCHITECTURE)
+    template = image.template
+    table.add_row("chat template", "none" if template is None else f"{len(template.source):,} characters")
     table.add_row("packed from", f"{image.source.name}, {layout.mib(image.source.nbytes)}")
     table.add_row("its xxh3", image.source.digest)
     for name, section in image.sections.items():
         table.add_row(name, f"{section.nbytes:,} bytes at {section.offset:,}, xxh3 {section.xxh3}")
     return table
+
+
+def _isas() -> str:
+    """A layout is for all of them alike; which one runs is chosen at start."""
+    from engine._native import isas
+
+    return f"{', '.join(isas())} here, the first is used; the layout is the same for all"
 
 
 def _facts(config: LlamaConfig) -> Table:

@@ -1,5 +1,6 @@
 """Whether the weights that a node serves are those that were packed: asked once it is ready, since a start must not
-read them all, and again when somebody has changed the file in place.
+read them all, and again when somebody has changed the file in place, for which it is looked at every second. What
+changes without the system's knowing (a disk that rots beneath a page not in memory) is found at the next start's check.
 
 The bytes are read where the steps read them, in small pieces with rests between them, longer ones beside requests: it
 costs some 1 % of a core where nobody asks, and a fifth of that otherwise.
@@ -30,8 +31,8 @@ REST_S: Final = 0.0025
 BUSY_REST_S: Final = 0.02
 BEGIN_S: Final = 0.5
 """What the first requests are not to be disturbed by."""
-AGAIN_S: Final = 60.0
-"""How often it is asked whether the file was changed."""
+LOOK_S: Final = 1.0
+"""How often it is asked whether the file was changed: one stat(2)."""
 
 
 class WeightsDamaged(RuntimeError):
@@ -119,25 +120,26 @@ class WeightsCheck:
         seen = _stamp(self._image.path)
         if self._rest(BEGIN_S):
             return
-        while (sound := self._sound()) is not None:
+        urgent = False
+        while (sound := self._sound(urgent)) is not None:
             if not sound:
                 self._damaged(WeightsDamaged(self._image, self.SECTION))
                 return
             self.rounds += 1
             while (now := _stamp(self._image.path)) == seen or now is None or (seen and now[0] != seen[0]):
-                if self._rest(AGAIN_S):
+                if self._rest(LOOK_S):
                     return
-            seen = now
+            seen, urgent = now, True
 
-    def _sound(self) -> bool | None:
-        """None where it is to stop."""
+    def _sound(self, urgent: bool) -> bool | None:
+        """None where it is to stop. urgent: somebody was there, so that requests are no reason to take one's time."""
         section = self._image.sections[self.SECTION]
         state = xxhash.xxh3_64()
         with closing(_Reader(self._executor, self._image.path)) as reader:
             for at in range(section.offset, section.offset + section.nbytes, PIECE_BYTES):
                 size = min(PIECE_BYTES, section.offset + section.nbytes - at)
                 state.update(reader.read(at, size))
-                if self._rest(BUSY_REST_S if self._busy() else REST_S):
+                if self._rest(BUSY_REST_S if self._busy() and not urgent else REST_S):
                     return None
         return state.hexdigest() == section.xxh3
 
@@ -164,10 +166,10 @@ class _Reader:
             self._file.close()
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Which file it is, and when it was changed."""
+def _stamp(path: Path) -> tuple[int, int, int, int] | None:
+    """Which file it is, and when it was changed: ctime too, since anybody can set mtime back."""
     try:
         status = path.stat()
     except OSError:
         return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size

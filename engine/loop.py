@@ -44,7 +44,6 @@ class _Add(NamedTuple):
 
 class _Abort(NamedTuple):
     request_id: str
-    asked_at: int
 
 
 class Condemned(Exception):
@@ -130,6 +129,8 @@ class EngineLoop:
         )
         self._load = self._scheduler.load()
         self._mailbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._emptied_at = 0
+        """The step counter when the mailbox was last seen empty: what is found in it has been asked for since."""
         self._generations: dict[str, Generation] = {}
         self.busy_since: float | None = None
         """When the thread last got a step done, or something to do; None while it waits for commands."""
@@ -198,9 +199,9 @@ class EngineLoop:
         else:
             self.requests += 1
             for name in self._rehearsals:
-                self._mailbox.put(_Abort(name, self._load.step))
+                self._mailbox.put(_Abort(name))
         now = self._clock()
-        generation = Generation(now, lambda: self._mailbox.put(_Abort(request.request_id, self._load.step)))
+        generation = Generation(now, lambda: self._mailbox.put(_Abort(request.request_id)))
         self._generations[request.request_id] = generation
         self._mailbox.put(_Add(request, now))
         return generation
@@ -233,15 +234,19 @@ class EngineLoop:
         self._tier.flush(self._scheduler.idle_blocks(), self._flush_s, self._clock, unwanted)
 
     def _turn(self) -> bool:
-        """One round: commands, plans up to the executor's depth, one result. False when told to stop."""
-        commands = self._take()
-        if None in commands:
+        """One round: plans up to the executor's depth, commands before and after each, one result. False when told to
+        stop.
+
+        Two plans may be submitted in one round. Who leaves between them is in the first at most, and so is gone with
+        the second step.
+        """
+        if not self._obey():
             return False
-        if commands:
-            self._emit([event for command in commands if command is not None for event in self._apply(command)])
         while self._scheduler.in_flight < self._depth and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
             self._allow()  # the next plan is to know what is forced
+            if not self._obey():
+                return False
         self._allow()
         if self._scheduler.in_flight:
             self._load = self._scheduler.load()
@@ -255,6 +260,16 @@ class EngineLoop:
             raise IntegrityError("requests are waiting or running, but no step can be planned")
         if self._scheduler.idle:
             self._scheduler.check()
+        return True
+
+    def _obey(self) -> bool:
+        """Does what was asked for. False when told to stop."""
+        commands = self._take()
+        if None in commands:
+            return False
+        if commands:
+            self._emit([event for command in commands if command is not None for event in self._apply(command)])
+        self._emptied_at = self._scheduler.step
         return True
 
     def _allow(self) -> None:
@@ -319,7 +334,7 @@ class EngineLoop:
         if isinstance(command, Condemned):
             raise command
         if isinstance(command, _Abort):
-            return list(self._scheduler.abort(command.request_id, command.asked_at))
+            return list(self._scheduler.abort(command.request_id, self._emptied_at))
         if not command.request.rehearsal:
             self._asked = True
             self._wake()

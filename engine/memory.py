@@ -1,21 +1,40 @@
-"""How much memory this process may still take: its control groups' limits and the machine's free memory."""
+"""How much memory this process may still take: its own limit, its control groups' and the machine's free memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from errno import ENOMEM
 from pathlib import Path
 
-from engine.model.layout import Available
+from engine.model.layout import Available, mib
 
+RESERVED = 128 << 20
+"""Address space that stacks and heaps of threads take and never use (malloc's arenas: 64 MiB each)."""
 _NO_LIMIT = 1 << 60
 """cgroup v1 writes a number about as large as it can where there is no limit."""
 
 
 def available(root: Path = Path("/")) -> Available:
-    """The least of what the control groups (v2 or v1) and the machine leave. Page cache that can be dropped is free."""
-    found = [Available(_free(root), "the machine's free memory"), *_groups(root)]
+    """The least of what the process's limit, the control groups (v2 or v1) and the machine leave. Page cache that can
+    be dropped is free."""
+    found = [Available(_free(root), "the machine's free memory"), *_groups(root), *_address_space(root)]
     return min(found, key=lambda one: one.nbytes)
+
+
+def is_short(error: Exception) -> bool:
+    """Whether it is for want of memory that something failed, whoever says so."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == ENOMEM)
+
+
+def exhausted(root: Path = Path("/")) -> str:
+    """For a start that found none, though it should have been enough: somebody else took it, or a limit counts more
+    than what is used."""
+    left = available(root)
+    return (
+        f"no memory was left for the node; {left.bound} leaves {mib(left.nbytes)}: (1) raise that; (2) a smaller KV "
+        "pool (--kv-tokens); (3) a smaller --step-tokens or fewer --slots; (4) fewer --threads"
+    )
 
 
 def _free(root: Path) -> int:
@@ -25,6 +44,20 @@ def _free(root: Path) -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10
     return _NO_LIMIT
+
+
+def _address_space(root: Path) -> Iterator[Available]:
+    """RLIMIT_AS, which counts what is mapped or reserved, used or not (setrlimit(2); proc_pid_limits(5))."""
+    with suppress(OSError, ValueError, IndexError, StopIteration):
+        most = _line(root / "proc/self/limits", "Max address space").split()[0]
+        taken = int(_line(root / "proc/self/status", "VmSize:").split()[0]) << 10
+        yield Available(max(0, int(most) - taken - RESERVED), "the limit of its address space (ulimit -v)")
+
+
+def _line(path: Path, begins: str) -> str:
+    """What follows there. Raises OSError, StopIteration."""
+    lines = path.read_text().splitlines()
+    return next(line.removeprefix(begins) for line in lines if line.startswith(begins))
 
 
 def _groups(root: Path) -> Iterator[Available]:

@@ -16,11 +16,16 @@ from engine.gpu.faults import KINDS
 from engine.gpu.view import GpuView
 
 
-def exposition(report: NodeReport, gauges: Gauges, accept: str, gpu: GpuView | None = None) -> tuple[bytes, str]:
-    """Text in the format that `accept` asks for (Prometheus or OpenMetrics), and its media type."""
+def exposition(
+    report: NodeReport, gauges: Gauges, accept: str, gpu: GpuView | None = None, cpu_use: float | None = None
+) -> tuple[bytes, str]:
+    """Text in the format that `accept` asks for (Prometheus or OpenMetrics), and its media type.
+
+    cpu_use: of the compute threads' time in the last seconds, busy or not.
+    """
     encode, media_type = _encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
-    work = (*_work(report, gauges), *_use(gauges, gpu), *_gpu(gpu))
+    work = (*_work(report, gauges), *_use(gauges, gpu, cpu_use), *_gpu(gpu))
     registry.register(_Families([*_state(report), *_blocks(report, gauges), *work]))
     return encode(registry), media_type
 
@@ -80,7 +85,7 @@ def _work(report: NodeReport, gauges: Gauges) -> Iterator[Metric]:
     yield _histogram("engine_wake_seconds", "ILD-wake: arrival at an idle engine to the first kernel", gauges.wake)
 
 
-def _use(gauges: Gauges, gpu: GpuView | None) -> Iterator[Metric]:
+def _use(gauges: Gauges, gpu: GpuView | None, cpu_use: float | None) -> Iterator[Metric]:
     use = gauges.utilisation
     workers = CounterMetricFamily("engine_worker_cpu_seconds", "CPU time of a compute thread", labels=["worker"])
     for worker, seconds in enumerate(use.worker_s):
@@ -89,6 +94,7 @@ def _use(gauges: Gauges, gpu: GpuView | None) -> Iterator[Metric]:
     yield _counter("engine_busy_seconds", "Time in which steps ran, gaps between them included", use.busy_s)
     yield _counter("engine_page_faults", "Minor and major, of the threads that make steps", use.page_faults)
     for name, about, value in (
+        ("engine_cpu_use_ratio", "Of the compute threads' time of late, busy or not, what they ran", cpu_use),
         ("engine_worker_busy_ratio", "Of busy time, what the compute threads ran on average", use.worker_busy),
         ("engine_susi_ratio", "SUSI: 1 - deviation / mean of use", use.susi if gpu is None else gpu.susi),
         ("engine_page_faults_per_token", "MPFR, of the last second of busy time", use.faults_per_token),

@@ -104,6 +104,11 @@ class Node:
         return self._engine.gauges if self._engine is not None else Gauges()
 
     @property
+    def cpu_use(self) -> float | None:
+        """Of its compute threads' time in the last seconds, what they ran; None where that was never measured."""
+        return self._engine.gauges.utilisation.use_lately(self._engine.now()) if self._engine is not None else None
+
+    @property
     def numerics(self) -> str:
         return self._engine.numerics if self._engine is not None else ""
 
@@ -146,6 +151,7 @@ class Node:
             "prefilled_tokens": gauges.prefilled,
             "generated_tokens": gauges.generated,
             "forced_tokens": gauges.forced,
+            "cpu_use": _rounded(self.cpu_use),
             **_utilisation(gauges.utilisation, gpu),
             "gpu": gpu.status() if gpu is not None else None,
             "ild_gap": gauges.gap.view(),

@@ -14,15 +14,15 @@ FORMAT_HEADER = b"endpoint-load-metrics-format"
 HEADER = b"endpoint-load-metrics"
 
 
-def load_metrics(wanted: bytes, report: NodeReport, worker_busy: float | None) -> bytes | None:
-    """The header's value; None in a format that is not known. worker_busy: of the last busy time."""
+def load_metrics(wanted: bytes, report: NodeReport, cpu_use: float | None) -> bytes | None:
+    """The header's value; None in a format that is not known. cpu_use: of the cores that it computes on, of late."""
     held = report.kv_blocks_total - report.kv_blocks_free - report.kv_blocks_evictable
     named = {
         "kv_cache_usage_perc": round(held / max(1, report.kv_blocks_total), 4),
         "num_requests_running": report.running,
         "num_requests_waiting": report.waiting,
     }
-    cpu = {} if worker_busy is None else {"cpu_utilization": round(worker_busy, 4)}
+    cpu = {} if cpu_use is None else {"cpu_utilization": round(cpu_use, 4)}
     match wanted.strip().upper():
         case b"TEXT":
             values = {**cpu, **{f"named_metrics.{name}": value for name, value in named.items()}}

@@ -92,6 +92,11 @@ class Scheduler:
         """When the request came that ended idleness, until its first step is known."""
 
     @property
+    def step(self) -> int:
+        """The step counter: plans handed out."""
+        return self._step
+
+    @property
     def in_flight(self) -> int:
         """Plans handed out and not completed."""
         return len(self._submitted)
@@ -150,7 +155,7 @@ class Scheduler:
         return [] if crowded_out is None else [(crowded_out[0].request.request_id, crowded_out[1])]
 
     def abort(self, request_id: str, asked_at: int) -> Events:
-        """Ends a request, if it has not ended. asked_at: the step counter when its end was asked for."""
+        """Ends a request, if it has not ended. asked_at: the step counter when its end was asked for, or before."""
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return []

@@ -176,7 +176,8 @@ class Start:
         except _Abandoned as abandoned:
             self._failure = abandoned
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
-            self._failure = StartError(str(error))  # alone: a traceback would keep the executor alive
+            # alone: a traceback would keep the executor alive
+            self._failure = StartError(memory.exhausted() if memory.is_short(error) else str(error))
         except Exception as error:
             self._failure = error
         with self._lock:
@@ -255,6 +256,11 @@ def packer_of(options: ModelOptions) -> Packer:
 
         return gpu_startup.packer_of(options)
     try:
+        from engine import _native
+        from engine.executor.built import behind
+
+        if problem := behind(Path(_native.__file__), getattr(_native, "SOURCES", "")):
+            raise StartError(problem)
         from engine.executor.native import PACKERS
     except ImportError as error:
         raise StartError(f"the native executor is not built ({error}): run scripts/install") from error

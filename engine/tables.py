@@ -118,8 +118,7 @@ class Tables:
                 return False
             before = sequence.blocks[-1] if index else sequence.request.salt
             self._pool.register(block, before, sequence.links[index], sequence.names[index])
-            self._found(sequence, [block])
-            self._gauges.blocks_loaded += 1
+            self._gauges.blocks_loaded += self._found(sequence, [block])
         return False
 
     def grow(self, sequence: Sequence, positions: int) -> bool:
@@ -186,8 +185,8 @@ class Tables:
         if self._tier:
             name_blocks(sequence.names, sequence.links, sequence.request.salt)
 
-    def _found(self, sequence: Sequence, blocks: list[int]) -> None:
-        """`blocks`, retained, hold what follows in the sequence."""
+    def _found(self, sequence: Sequence, blocks: list[int]) -> int:
+        """`blocks`, retained, hold what follows in the sequence. How many of them count as reused."""
         self._take(sequence, blocks)
         sequence.planned += len(blocks) * BLOCK_TOKENS
         sequence.registered = len(sequence.blocks)
@@ -195,6 +194,7 @@ class Tables:
         self._gauges.blocks_reused += fresh
         if not sequence.generated:
             sequence.cached += fresh * BLOCK_TOKENS
+        return fresh
 
     def _take(self, sequence: Sequence, blocks: Iterable[int]) -> None:
         before = len(sequence.blocks)

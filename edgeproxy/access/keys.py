@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 
 from edgeproxy.access.tenants import ANONYMOUS, Tenant
+from edgeproxy.protocol.bearer import bearer_token
 from edgeproxy.protocol.node.request import MAX_BUDGET_MS, MAX_PRIORITY
 from edgeproxy.protocol.openai.errors import ApiError
 
@@ -103,9 +104,8 @@ class Keys:
             return ANONYMOUS
         if authorization is None:
             raise _unauthorized("the request carries no API key; send `Authorization: Bearer KEY`")
-        scheme, _, key = authorization.partition(b" ")
-        key = key.strip()
-        if scheme.lower() != b"bearer" or not key or len(key) > MAX_KEY_BYTES:
+        key = bearer_token(authorization)
+        if not key or len(key) > MAX_KEY_BYTES:
             raise _unauthorized("the Authorization field is not `Bearer KEY`")
         # Looked up by hash: how long that takes tells of the hash at most, and no key can be found from it.
         found = self._tenants.get(digest(key))

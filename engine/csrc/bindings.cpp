@@ -190,6 +190,7 @@ class PyExecutor {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    m.attr("SOURCES") = EDGE_SOURCES;
     m.def("isas", &edge::available_isas, "Instruction sets that this machine runs, best first.");
 
     nb::class_<PyExecutor>(m, "Executor")

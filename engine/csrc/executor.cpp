@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <system_error>
 
 #ifdef EDGE_X86
 #include <immintrin.h>
@@ -77,13 +78,21 @@ Executor::Executor(const std::string& path, const ModelConfig& config, const std
       threads_(std::make_unique<std::vector<std::thread>>()) {
     for (uint32_t i = 0; i < kDepth; ++i) ring_.emplace_back(limits_);
     threads_->reserve(threads + 1);
+    const auto abandon = [this] {
+        begin(Begin::abandon);
+        for (std::thread& thread : *threads_) thread.join();
+    };
     try {
         threads_->emplace_back(&Executor::execute, this);
         for (uint32_t member = 1; member < threads; ++member) threads_->emplace_back(&Executor::work, this, member);
         threads_->emplace_back(&Executor::fault_ahead, this);
+    } catch (const std::system_error& error) {
+        abandon();
+        throw std::runtime_error("cannot begin " + std::to_string(threads + 1) + " threads: " + error.what() +
+                                 "; take fewer --threads, or raise the limit on processes or address space (ulimit "
+                                 "-u, -v)");
     } catch (...) {
-        begin(Begin::abandon);
-        for (std::thread& thread : *threads_) thread.join();
+        abandon();
         throw;
     }
     begin(Begin::run);

@@ -8,6 +8,7 @@ from typing import Final
 
 from engine.model.gguf import Gguf, GgufError
 
+ARCHITECTURE: Final = "llama"
 MATRIX_DTYPES: Final = frozenset({"F32", "F16", "Q4_1", "Q8_0"})
 VECTOR_DTYPES: Final = frozenset({"F32"})
 
@@ -35,8 +36,8 @@ def llama_config(gguf: Gguf) -> LlamaConfig:
     The rows of attn_q and attn_k are in GGUF's order for llama: RoPE turns neighbouring pairs (2i, 2i + 1) of a head.
     """
     architecture = gguf.metadata.get("general.architecture")
-    if architecture != "llama":
-        raise _error(gguf, f"the architecture is {architecture!r}", "this engine runs 'llama' models")
+    if architecture != ARCHITECTURE:
+        raise _error(gguf, f"the architecture is {architecture!r}", f"this engine runs {ARCHITECTURE!r} models")
     config = _config(gguf)
     _check_config(gguf, config)
     for name, shape, dtypes in tensors_of(config):

@@ -20,7 +20,7 @@ from typing import Final
 import orjson
 import xxhash
 
-from engine.model.image import VERSION, Image, ImageError, Progress, is_image, read, verify
+from engine.model.image import REMEDY, VERSION, Image, ImageError, Progress, is_image, read, verify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def opened(
     found = _found(out, digest, packer.layout, check)
     if found is None:
         with _locked(out):
-            found = _found(out, digest, packer.layout, check) or _packed(path, out, packer, progress)
+            found = _found(out, digest, packer.layout, check, logger.warning) or _packed(path, out, packer, progress)
     return found
 
 
@@ -117,14 +117,21 @@ def _unchecked(image: Image) -> None:
     """As it is: to read all of it would take longer than a start may."""
 
 
-def _found(out: Path, digest: str, layout: str, check: Callable[[Image], None]) -> Image | None:
+def _found(
+    out: Path,
+    digest: str,
+    layout: str,
+    check: Callable[[Image], None],
+    say: Callable[[str, object], None] = lambda text, value: None,
+) -> Image | None:
+    """say: told why one that is there is not used."""
     if not out.exists():
         return None
     try:
         image = read(out, layout)
         check(image)
     except ImageError as error:
-        logger.warning("packing again: %s", error)
+        say("packing again: %s", str(error).removesuffix(f"; {REMEDY}"))
         return None
     return image if image.source.digest == digest else None
 

@@ -46,6 +46,8 @@ PREAMBLE: Final = struct.Struct("<8sII16sQQQQ")
 """magic, version, 0, layout, header's offset, header's bytes, header's xxh3, xxh3 of all that."""
 _HASHED: Final = PREAMBLE.size - 8
 
+REMEDY: Final = "run engine pack again"
+
 Progress = Callable[[int, int], None]
 """Bytes done, bytes in all."""
 
@@ -134,7 +136,7 @@ def read(path: Path | str, layout: str) -> Image:
     with _opened(path) as data:
         found, header = _header(path, data)
         if found != layout:
-            raise ImageError(f"{path}: packed as {found!r}, the kernels here read {layout!r}; run engine pack again")
+            raise ImageError(f"{path}: packed as {found!r}, the kernels here read {layout!r}; {REMEDY}")
         with _sense(path):
             return _image(path, found, orjson.loads(header), data)
 
@@ -170,7 +172,7 @@ def _gaps(image: Image, data: Contents) -> Iterator[tuple[int, int]]:
 
 
 def damaged(path: Path, what: str) -> ImageError:
-    return ImageError(f"{path}: {what}; run engine pack again")
+    return ImageError(f"{path}: {what}; {REMEDY}")
 
 
 @contextmanager
@@ -203,7 +205,7 @@ def _header(path: Path, data: Contents) -> tuple[str, bytes]:
     if magic != MAGIC:
         raise ImageError(f"{path}: is no image; make one with engine pack")
     if version != VERSION:
-        raise ImageError(f"{path}: image version {version}, this engine reads {VERSION}; run engine pack again")
+        raise ImageError(f"{path}: image version {version}, this engine reads {VERSION}; {REMEDY}")
     if xxhash.xxh3_64_intdigest(preamble[:_HASHED]) != own:
         raise damaged(path, "its first 64 bytes are damaged")
     if nbytes > MAX_HEADER_BYTES or offset < PREAMBLE.size or offset + nbytes != data.nbytes:

@@ -58,6 +58,8 @@ def pack(source: Path, out: Path, packer: Packer, progress: Progress = lambda do
             file.flush()
             os.fsync(file.fileno())
             verify(read_image(part, packer.layout))
+    except FileNotFoundError as error:
+        raise ImageError(f"{out}: there is no folder {out.parent}; make it, or name another place (-o)") from error
     except OSError as error:
         raise ImageError(
             f"{out}: cannot be written: {error.strerror or error}; make room, or name another place (-o, --cache)"

@@ -73,7 +73,10 @@ async def test_errors_are_shaped_as_openai_does(
     assert (b"allow" in call.headers) is (status == 405)
 
 
-@pytest.mark.parametrize("headers", [[], [(b"x-node-token", b"wrong")], [(b"authorization", b"Bearer wrong")]])
+@pytest.mark.parametrize(
+    "headers",
+    [[], [(b"x-node-token", b"wrong")], [(b"authorization", b"Bearer wrong")], [(b"authorization", b"secret")]],
+)
 async def test_a_node_with_a_token_answers_strangers_on_no_path_but_those_of_health(
     tokenizer: Tokenizer, chat_template: ChatTemplate, headers: list[tuple[bytes, bytes]]
 ) -> None:
@@ -89,7 +92,9 @@ async def test_a_node_with_a_token_answers_strangers_on_no_path_but_those_of_hea
         assert served.engine.requests == 0
 
 
-@pytest.mark.parametrize("headers", [[TOKEN], [(b"authorization", b"Bearer secret")]])
+@pytest.mark.parametrize(
+    "headers", [[TOKEN], *([(b"authorization", scheme + b" secret")] for scheme in (b"Bearer", b"bearer", b"BEARER"))]
+)
 async def test_who_brings_the_token_is_answered(
     tokenizer: Tokenizer, chat_template: ChatTemplate, headers: list[tuple[bytes, bytes]]
 ) -> None:

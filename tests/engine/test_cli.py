@@ -91,6 +91,22 @@ def test_pack_of_an_image_says_that_it_is_one_and_not_that_it_is_damaged(image_p
     assert not (tmp_path / "again.image").exists()
 
 
+def test_pack_into_a_folder_that_is_not_there_says_so(tiny_text_path: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["pack", str(tiny_text_path), "-o", str(tmp_path / "none" / "x.image")])
+    assert result.exit_code == 1
+    assert f"there is no folder {tmp_path / 'none'}" in result.output
+
+
+def test_pack_writes_behind_a_link_and_leaves_it_one(tiny_text_path: Path, tmp_path: Path) -> None:
+    link, behind = tmp_path / "current.image", tmp_path / "kept.image"
+    link.symlink_to(behind)
+    for _ in range(2):
+        assert CliRunner().invoke(main, ["pack", str(tiny_text_path), "-o", str(link)]).exit_code == 0
+        assert link.readlink() == behind
+        assert behind.is_file()
+        assert not behind.is_symlink()
+
+
 def test_pack_of_another_file_is_a_message(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"no model")
@@ -123,6 +139,8 @@ def test_inspect_shows_configuration_tensors_and_memory(tiny_path: Path) -> None
 def test_inspect_shows_where_an_image_comes_from(image_path: Path) -> None:
     result = CliRunner().invoke(main, ["inspect", str(image_path), "--verify"])
     assert result.exit_code == 0, result.output
+    for part in ("version", "instruction sets", "portable", "architecture", "llama", "chat template", "characters"):
+        assert part in result.output
     for part in ("layout", "packed from", "tiny.gguf", "weights", "merges", "every section has the hash"):
         assert part in result.output
 
@@ -158,7 +176,7 @@ def test_inspect_for_a_gpu_shows_what_a_gpu_would_hold(tiny_path: Path, weights:
     result = CliRunner(env={"COLUMNS": "120"}).invoke(main, ["inspect", str(tiny_path), *options])
     assert result.exit_code == 0, result.output
     assert "memory: 10 blocks, 16 slots, steps of 128, on a GPU" in result.output
-    assert "gate and up" in result.output, "a buffer of the GPU's plan"
+    assert "attended" in result.output, "a buffer of the GPU's plan"
     assert "\nneeds " in result.output
     (line,) = re.findall(r"weights +│ weights +│ +0 │ [^│]+│ +([0-9,]+) ", result.output)
     gguf = read(tiny_path)

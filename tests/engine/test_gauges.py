@@ -95,6 +95,30 @@ def test_utilisation_is_of_one_window_of_busy_time() -> None:
     assert (use.worker_s, use.page_faults) == ((WINDOW_S, 2 * WINDOW_S), 3)
 
 
+def test_use_of_late_is_of_all_time_and_an_idle_engines_goes_to_nothing() -> None:
+    use = Utilisation()
+    assert use.use_lately(0.0) is None
+    use.sample((0.0, 0.0), 0, 0)
+    for step in range(1000):  # half of each 10 ms
+        use.worked(0.005, until=0.01 * step + 0.005)
+    use.sample((4.0, 4.0), 0, 0)
+    assert use.worker_busy == pytest.approx(0.8)
+    assert use.use_lately(9.995) == pytest.approx(0.4, rel=0.02)
+    use.worked(10.0, until=20.0)
+    assert use.use_lately(20.0) == pytest.approx(0.8, rel=0.02)
+    assert (use.use_lately(23.1) or 0) < 0.05 * 0.8
+    assert use.use_lately(700.0) == pytest.approx(0)
+
+
+def test_steps_leave_the_use_of_late_behind() -> None:
+    gauges = Gauges()
+    plan, result = step(1, seconds=5.0)
+    gauges.stepped(plan, result, woken=9.0)
+    gauges.utilisation.shares = (1.0,)
+    assert gauges.utilisation.use_lately(15.0) == pytest.approx(1, rel=0.01)
+    assert gauges.utilisation.use_lately(600.0) == pytest.approx(0)
+
+
 def test_equal_workers_are_perfectly_even_and_idle_ones_tell_nothing() -> None:
     use = Utilisation()
     use.sample((0.0, 0.0), 0, 0)

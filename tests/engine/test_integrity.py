@@ -21,7 +21,7 @@ pytest.importorskip("engine._native", reason="the native executor is not built")
 
 from engine import startup
 from engine.executor.base import Executor
-from engine.integrity import AGAIN_S, WeightsCheck, WeightsDamaged
+from engine.integrity import BUSY_REST_S, LOOK_S, WeightsCheck, WeightsDamaged
 from engine.model.image import WEIGHTS_AT, Image
 from engine.startup import ModelOptions
 from tests.engine.fake_executor import FakeExecutor
@@ -56,7 +56,7 @@ def found_by_check(image: Image, executor: Executor) -> list[WeightsDamaged]:
     ended = threading.Event()
 
     def rest(seconds: float) -> bool:
-        if seconds == AGAIN_S:
+        if seconds == LOOK_S:
             ended.set()
         return ended.is_set()
 
@@ -85,26 +85,39 @@ def test_damage_is_found_in_what_the_steps_read(options: ModelOptions, image: Im
         executor.close()
 
 
-def test_a_file_changed_in_place_is_read_again(options: ModelOptions, image: Image) -> None:
+@pytest.mark.parametrize("hidden", [False, True], ids=["changed", "changed, and its mtime set back"])
+def test_a_file_changed_in_place_is_read_again_at_the_next_look(
+    options: ModelOptions, image: Image, hidden: bool
+) -> None:
+    """Requests are no reason to take longer then."""
     executor = startup.open_executor(image, options)
     found: list[WeightsDamaged] = []
+    rests: list[float] = []
     ended = threading.Event()
 
     def rest(seconds: float) -> bool:
-        if seconds == AGAIN_S:
+        rests.append(seconds)
+        if seconds == LOOK_S:
+            before = image.path.stat()
             rot(image.path)
+            if hidden:
+                os.utime(image.path, ns=(before.st_atime_ns, before.st_mtime_ns))
         return False
 
     def damaged(error: WeightsDamaged) -> None:
         found.append(error)
         ended.set()
 
-    check = WeightsCheck(image, executor, damaged, rest=rest)
+    check = WeightsCheck(image, executor, damaged, lambda: True, rest=rest)
     check.start()
     assert ended.wait(20)
     check.stop()
     assert check.rounds == 1
     assert len(found) == 1
+    looked = rests.index(LOOK_S)
+    assert rests.count(LOOK_S) == 1
+    assert BUSY_REST_S in rests[:looked]
+    assert BUSY_REST_S not in rests[looked:]
     executor.close()
 
 
@@ -115,7 +128,7 @@ def test_a_file_that_took_its_place_is_not_what_the_node_runs(options: ModelOpti
 
     def rest(seconds: float) -> bool:
         nonlocal watched
-        if seconds == AGAIN_S:
+        if seconds == LOOK_S:
             watched += 1
             other = image.path.with_suffix(f".{watched}")
             other.write_bytes(b"another")

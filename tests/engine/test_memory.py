@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.memory import available
+from engine.memory import RESERVED, available, exhausted
 
 MIB = 1 << 20
 
@@ -36,6 +36,32 @@ def test_a_group_of_v2_leaves_its_limit_less_what_cannot_be_dropped(tmp_path: Pa
     found = available(machine(tmp_path, files))
     assert found.nbytes == 300 * MIB
     assert found.bound.endswith("sys/fs/cgroup/a/b")
+
+
+def limited(most: str, taken_mib: int) -> dict[str, str]:
+    head = "Limit                     Soft Limit           Hard Limit           Units     \n"
+    return {
+        "proc/self/limits": f"{head}Max address space         {most:20} unlimited            bytes     \n",
+        "proc/self/status": f"Name:\tpython\nVmPeak:\t  9999999 kB\nVmSize:\t  {taken_mib * 1024} kB\n",
+    }
+
+
+def test_a_limit_of_the_address_space_leaves_what_neither_is_mapped_nor_will_be_reserved(tmp_path: Path) -> None:
+    found = available(machine(tmp_path, meminfo(5000) | limited(str(300 * MIB + RESERVED), 180)))
+    assert found.nbytes == 120 * MIB
+    assert "ulimit -v" in found.bound
+
+
+def test_an_address_space_without_a_limit_is_none(tmp_path: Path) -> None:
+    assert available(machine(tmp_path, meminfo(500) | limited("unlimited", 180))).nbytes == 500 * MIB
+
+
+def test_who_finds_no_memory_is_told_what_bounds_it_and_what_to_do(tmp_path: Path) -> None:
+    said = exhausted(machine(tmp_path, meminfo(5000) | limited(str(300 * MIB + RESERVED), 180)))
+    assert "ulimit -v" in said
+    assert "120.0 MiB" in said
+    assert "(1)" in said
+    assert "--kv-tokens" in said
 
 
 def test_the_tightest_group_above_counts(tmp_path: Path) -> None:

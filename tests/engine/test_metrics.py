@@ -56,7 +56,7 @@ def measured() -> Gauges:
 
 
 def samples(accept: str = "", gauges: Gauges | None = None, gpu: GpuView | None = None) -> dict[str, float]:
-    return read(exposition(report(), gauges or measured(), accept, gpu)[0], accept)
+    return read(exposition(report(), gauges or measured(), accept, gpu, cpu_use=0.25)[0], accept)
 
 
 def read(body: bytes, accept: str) -> dict[str, float]:
@@ -83,6 +83,7 @@ def test_what_is_told_is_what_is_known(accept: str) -> None:
     assert [found[f"engine_kv_blocks{state}"] for state in ("used", "evictable", "free")] == [5, 2, 3]
     assert [found[f"engine_state{state}"] for state in ("ready", "draining")] == [1, 0]
     assert (found["engine_worker_busy_ratio"], found["engine_page_faults_per_token"]) == (0.75, 0.01)
+    assert found["engine_cpu_use_ratio"] == 0.25
     assert found["engine_susi_ratio"] == pytest.approx(1 - 0.25 / 0.75)
     assert (found["engine_step_gap_seconds_count"], found["engine_step_gap_seconds_sum"]) == (1, 3e-6)
     assert (found["engine_step_gap_seconds_bucket2e-06"], found["engine_step_gap_seconds_bucket4e-06"]) == (0, 1)
@@ -159,6 +160,24 @@ async def test_load_comes_with_an_answer_to_whoever_asks(tokenizer: Tokenizer, c
     assert told[0].startswith(b"TEXT named_metrics.kv_cache_usage_perc=0.")
     assert orjson.loads(told[1].removeprefix(b"JSON "))["named_metrics"]["num_requests_waiting"] == 0
     assert told[2:] == [b"", b""]
+
+
+async def test_a_balancer_hears_of_an_idle_node_that_it_is_idle(
+    tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> None:
+    asked = [(b"endpoint-load-metrics-format", b"TEXT")]
+    async with serving(FakeExecutor(built_for=LIMITS), tokenizer, chat_template) as served:
+        use, told = served.engine.gauges.utilisation, []
+        use.shares = (0.4,)
+        for ago_s in (0.0, 600.0):
+            use.worked(60.0, until=served.engine.now() - ago_s)
+            call = await Call(served.app, "GET", "/healthz", headers=asked).done()
+            told.append(call.headers[b"endpoint-load-metrics"])
+            status = (await Call(served.app, "GET", "/node/v1/status").done()).json()
+            assert status["worker_busy"] == 0.4, "of busy time, whenever that was"
+    busy, idle = (float(value.split(b"cpu_utilization=")[1].split(b",")[0]) for value in told)
+    assert 0 < busy <= 0.4
+    assert idle == 0
 
 
 def test_load_is_of_blocks_that_are_held() -> None:

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from errno import ENOMEM
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("engine._native", reason="the native executor is not built")
 
 from engine import startup
+from engine.executor import built
 from engine.executor.native import NativeExecutor
 from engine.model.image import ImageError
 from engine.model.layout import Available, LayoutError
@@ -35,6 +37,26 @@ MODULES = 110
 
 def silent(done: int, total: int) -> None:
     pass
+
+
+@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), OSError(ENOMEM, "Cannot allocate memory")])
+def test_a_start_that_finds_no_memory_says_what_can_be_done(
+    options: ModelOptions, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(startup, "open_executor", refuse)
+    with Start(options, silent) as start, pytest.raises(StartError, match=r"\(1\).*--kv-tokens"):
+        start.result()
+
+
+def test_a_start_on_a_module_that_is_behind_its_sources_names_the_remedy(
+    options: ModelOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(built, "behind", lambda *_: "built from others: run scripts/install")
+    with Start(options, silent) as start, pytest.raises(StartError, match="run scripts/install"):
+        start.result()
 
 
 def test_a_model_starts_from_its_image_as_from_its_file(options: ModelOptions) -> None:

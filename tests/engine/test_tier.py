@@ -6,6 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
+from engine.admission import Mode
 from engine.executor.base import Limits
 from engine.loop import EngineLoop
 from engine.sequence import Delta, GenerationRequest
@@ -55,6 +56,17 @@ def test_tenants_of_different_salts_find_nothing_of_each_other() -> None:
     bench.run()
     assert bench.cached("a2") == 0
     assert bench.tokens("a2") == bench.tokens("a1")
+
+
+def test_what_preempted_ones_take_up_again_from_the_tier_counts_as_loaded_no_more_than_as_reused() -> None:
+    bench = Bench(mode=Mode.OPTIMISTIC, tier=DictTier(FakeExecutor()))
+    for name in "abc":
+        bench.add(name, 12, 130)
+    bench.run()
+    assert bench.tier is not None
+    assert bench.gauges.preemptions > 0
+    assert bench.tier.loaded > 0
+    assert (bench.gauges.blocks_loaded, bench.gauges.blocks_reused) == (0, 0)
 
 
 def test_what_the_tier_lost_is_computed() -> None:
