@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.executor.base import Limits
-from engine.warmup import WarmUp, WarmupError
+from engine.warmup import PROMPT, WarmUp, WarmupError
 from tests.engine.fake_executor import LIMITS, FakeExecutor
 
 
@@ -25,7 +25,7 @@ def test_it_runs_while_others_go_on() -> None:
 
 def test_logits_that_are_not_finite_are_not_warm() -> None:
     with pytest.raises(WarmupError, match=r"step 1 sampled nothing in slots \[0, 1\]"):
-        WarmUp(FakeExecutor(diverges_at=8)).finish()
+        WarmUp(FakeExecutor(diverges_at=PROMPT)).finish()
 
 
 @given(slots=st.integers(1, 4), blocks=st.integers(1, 4), step_tokens=st.integers(2, 20), context=st.integers(2, 64))
