@@ -118,6 +118,18 @@ def test_nodes_that_are_too_far_for_the_prompt_are_not_looked_at() -> None:
         assert found.first in near and sum(one.looked_at for one in far) <= 1  # it tells that the others are too far
 
 
+def test_a_sessions_node_behind_the_runner_up_is_kept_while_its_price_is_right() -> None:
+    nodes = [node(f"n{index}", "a", rtt, slot=index) for index, rtt in enumerate((0.002, 0.003, 0.009, 0.020))]
+    home, rng = Home(REGIONS), Random(1)
+    home.update(REGIONS)
+    for sticky, reason in ((2, "session"), (3, "home")):
+        wanted = Wanted(50.0, sticky=sticky)
+        picked, distances = Shortlist(nodes).pick(wanted, home, NOW, rng)
+        found = choose(picked, wanted, home, NOW, rng, far=distances)
+        assert isinstance(found, Decision) and found.reason == reason
+        assert (found.first is nodes[sticky]) == (reason == "session")
+
+
 class Unseen(Node):
     """Notes whether anybody asks for its costs."""
 
