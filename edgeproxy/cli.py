@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import sys
@@ -94,16 +95,18 @@ def check(config: Path) -> None:
     from edgeproxy.access.origin import BindError
     from edgeproxy.config import ConfigError
     from edgeproxy.config_file import load
-    from edgeproxy.preflight import usable
+    from edgeproxy.preflight import doubts, usable
     from edgeproxy.summary import summary
     from edgeproxy.wire.tls import TlsError
 
     try:
         found = load(config)
-        keys = usable(found)
+        keys, warnings = usable(found), doubts(found, datetime.datetime.now(datetime.UTC))
     except (ConfigError, KeysError, BindError, TlsError) as error:
         _fail(str(error))
     click.echo("\n".join(summary(found, keys_required=keys.required)))
+    for warning in warnings:
+        click.echo(f"Warning: {warning}", err=True)
 
 
 @main.command()

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import datetime
+
 from edgeproxy.access.keys import Keys
 from edgeproxy.access.origin import check_bind
 from edgeproxy.config import Config, ConfigError
 from edgeproxy.observe.trace import TraceError, exporter
 from edgeproxy.upstream.launch import check_children
 from edgeproxy.upstream.node import Fleet
+from edgeproxy.wire.certificates import out_of_date
 from edgeproxy.wire.tls import server_context
 
 
@@ -30,3 +33,10 @@ def usable(config: Config) -> Keys:
         except TraceError as error:
             raise ConfigError(f"{config.path}: {error}") from error
     return keys
+
+
+def doubts(config: Config, now: datetime.datetime) -> list[str]:
+    """What a usable deployment is to be warned of. An edge whose certificate has expired serves all the same: some
+    clients may still accept it. Raises TlsError."""
+    found = None if config.tls.certificate is None else out_of_date(config.tls.certificate, now)
+    return [] if found is None else [f"clients will refuse the certificate: {found}"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import functools
 import gc
 import logging
@@ -29,7 +30,7 @@ from edgeproxy.listeners import Listeners, StartError
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.observe.trace import Tracer, tracer
-from edgeproxy.preflight import usable
+from edgeproxy.preflight import doubts, usable
 from edgeproxy.protocol.node.report import TOKEN_ENV
 from edgeproxy.readiness import until_ready
 from edgeproxy.reload import Reload
@@ -83,6 +84,8 @@ class Server:
         """Until a signal. `announce` is called once, when every node is ready or, some seconds after the first, without
         the others. Raises StartError, ConfigError."""
         self._handle_signals()
+        for warning in doubts(self._config, datetime.datetime.now(datetime.UTC)):
+            self._log.say(f"Warning: {warning}")
         launcher = Launcher(self._config, self._token, logging.getLogger("edgeproxy.child"))
         fleet = Fleet.from_config(self._config, token=self._token, origins=launcher.origins)
         certificate = self._development_certificate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgeproxy.cli import main
+from edgeproxy.wire.tls import make_dev_certificate
 
 NODE = "{url: 'http://127.0.0.1:8101', models: [m]}"
 SOUND = f"regions: {{near: {{nodes: [{NODE}]}}}}\n"
@@ -49,3 +51,13 @@ def test_a_missing_extra_is_told_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     output = told(tmp_path, "check", "traces_to: http://127.0.0.1:4318/v1/traces\n" + SOUND).output
     assert "pip install -c constraints.txt opentelemetry-sdk" in output
+
+
+@pytest.mark.parametrize(("days", "cause"), [(-30, "expired on"), (30, "is valid from"), (0, "")])
+def test_dates_that_clients_will_not_take_are_a_warning_and_no_refusal(tmp_path: Path, days: int, cause: str) -> None:
+    made = make_dev_certificate(tmp_path / "tls", datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days))
+    listen = "listen: {http: '127.0.0.1:8080', https: '127.0.0.1:8443'}\n"
+    checked = told(tmp_path, "check", f"{listen}tls: {{certificate: {made.certificate}, key: {made.key}}}\n{SOUND}")
+    assert checked.exit_code == 0
+    assert ("Warning: clients will refuse the certificate" in checked.output) == bool(cause)
+    assert cause in checked.output

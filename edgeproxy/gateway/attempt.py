@@ -272,7 +272,7 @@ def _refusal(value: object, body: bytes) -> Whole | None:
 
 def _unauthorized() -> Failed:
     """It is the proxy that the node does not know: the client's own key is none of the node's business."""
-    message = "the node refused the proxy's own credentials; the operator has to mend its `key:` in regions.yaml"
+    message = "the node refused the proxy's own credentials; the operator has to mend what its `api_key_env:` names"
     return Failed("unauthorized", whole(ApiError(502, message, "upstream_unauthorized")))
 
 

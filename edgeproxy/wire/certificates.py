@@ -47,18 +47,30 @@ class Certificates:
             self._renew()
         certificate, key = self.files
         context, leaf = server_context(certificate, key, tuple(PROTOCOLS)), _leaf(certificate)
-        begin, end = leaf.not_valid_before_utc, leaf.not_valid_after_utc
-        if begin > now:
-            raise TlsError(f"{certificate} is valid from {begin:%Y-%m-%d %H:%M} UTC only; put it in place after that")
-        if end <= now:
-            raise TlsError(f"{certificate} expired on {end:%Y-%m-%d %H:%M} UTC; put a valid one in its place")
+        out_of_date = _out_of_date(leaf, certificate, now)
+        if out_of_date is not None:
+            raise TlsError(out_of_date)
         same = _fingerprint(leaf) == _fingerprint(self._leaf)
         if self._quic is not None:
             self._quic.use(certificate, key)
         if self._tcp is not None:
             self._tcp.use(context)
         self.context, self._leaf = context, leaf
-        return [] if same else [f"certificate (until {end:%Y-%m-%d})"]
+        return [] if same else [f"certificate (until {leaf.not_valid_after_utc:%Y-%m-%d})"]
+
+
+def out_of_date(certificate: Path, now: datetime.datetime) -> str | None:
+    """Why clients will refuse it at `now`, for people; None where its dates are no reason. Raises TlsError."""
+    return _out_of_date(_leaf(certificate), certificate, now)
+
+
+def _out_of_date(leaf: x509.Certificate, certificate: Path, now: datetime.datetime) -> str | None:
+    begin, end = leaf.not_valid_before_utc, leaf.not_valid_after_utc
+    if begin > now:
+        return f"{certificate} is valid from {begin:%Y-%m-%d %H:%M} UTC only; put it in place after that"
+    if end <= now:
+        return f"{certificate} expired on {end:%Y-%m-%d %H:%M} UTC; put a valid one in its place"
+    return None
 
 
 def _leaf(certificate: Path) -> x509.Certificate:

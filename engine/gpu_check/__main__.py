@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None, driver: Path = DRIVER) -> int:
     known = interpreted() if options.device == "cpu" else rows()
     if unknown := set(options.checks) - {row.name for row in known}:
         parser.error(f"there is no check {'; '.join(sorted(unknown))}; there are: {'; '.join(r.name for r in known)}")
+    if options.model is not None and options.device == "cpu":
+        parser.error("--device cpu checks a tiny model of its own: leave --model out")
+    if options.model is not None and not Path(options.model).is_file():
+        parser.error(f"there is no file {options.model}: name a GGUF file, or leave --model out")
     chosen = [row for row in known if not options.checks or row.name in options.checks]
     if options.tell is not None:
         end_with_parent()

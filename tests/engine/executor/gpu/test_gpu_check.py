@@ -50,6 +50,19 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (("--model", "/nowhere.gguf"), "there is no file /nowhere.gguf"),
+        (("--device", "cpu", "--model", __file__), "leave --model out"),
+    ],
+)
+def test_what_it_cannot_check_is_refused_before_anything_runs(arguments: tuple[str, ...], cause: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert cause in done.stderr
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_and_gives_no_figures() -> None:
     done = run()
