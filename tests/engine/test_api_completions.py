@@ -181,8 +181,8 @@ async def test_who_leaves_several_answers_is_no_error_of_the_node(
         call = chat_call(served.app, n=3, stream=stream, max_tokens=100)
         await until(lambda: served.engine.load().running == 3, gate)
         call.leave()
-        await call.done()  # raises what the listener would log
         await until(lambda: not served.engine.live, gate)
+        await call.done()  # raises what the listener would log
     gc.collect()
     assert caplog.messages == []
 
