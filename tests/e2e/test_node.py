@@ -232,16 +232,22 @@ def test_a_node_told_to_end_finishes_what_runs_and_takes_no_more() -> None:
         assert process.child.wait(PATIENCE_S) == 0
 
 
-def test_a_stream_that_outlasts_the_drain_is_cut_and_the_node_ends() -> None:
+@contextmanager
+def streaming(process: Process, max_tokens: int) -> Iterator[Iterator[Any]]:
+    """The chunks of an answer of just so many tokens, of which the first is here."""
     with (
-        started("--drain-s", "0.2", stderr=subprocess.PIPE) as process,
-        openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN, max_retries=0) as client,
+        openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN, max_retries=0, timeout=PATIENCE_S) as client,
         client.chat.completions.create(
-            model=MODEL, messages=STORY, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}
+            model=MODEL, messages=STORY, stream=True, max_tokens=max_tokens, extra_body={"ignore_eos": True}
         ) as stream,
     ):
         chunks = iter(stream)
         next(chunks)
+        yield chunks
+
+
+def test_a_stream_that_outlasts_the_drain_is_cut_and_the_node_ends() -> None:
+    with started("--drain-s", "0.2", stderr=subprocess.PIPE) as process, streaming(process, 1500) as chunks:
         process.child.send_signal(signal.SIGTERM)
         with pytest.raises(openai.APIError, match="This node ended the request"):
             for _ in chunks:
@@ -252,14 +258,7 @@ def test_a_stream_that_outlasts_the_drain_is_cut_and_the_node_ends() -> None:
 
 
 def test_a_second_signal_cuts_what_runs_and_says_so() -> None:
-    with (
-        started("--drain-s", "600", stderr=subprocess.PIPE) as process,
-        openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN, max_retries=0) as client,
-        client.chat.completions.create(
-            model=MODEL, messages=STORY, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}
-        ) as stream,
-    ):
-        next(iter(stream))
+    with started("--drain-s", "600", stderr=subprocess.PIPE) as process, streaming(process, 1500):
         process.child.send_signal(signal.SIGTERM)
         process.until(lambda status: status["state"] == "draining")
         process.child.send_signal(signal.SIGTERM)
@@ -271,17 +270,9 @@ def test_a_second_signal_cuts_what_runs_and_says_so() -> None:
 def test_a_node_that_was_stopped_for_longer_than_a_stall_goes_on() -> None:
     """As `docker pause` does: the clock has gone on, but nothing could be done."""
     stall_s = 1.5
-    with (
-        started("--stall-s", f"{stall_s}") as process,
-        openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN, max_retries=0, timeout=PATIENCE_S) as client,
-        client.chat.completions.create(
-            model=MODEL, messages=STORY, stream=True, max_tokens=200, extra_body={"ignore_eos": True}
-        ) as stream,
-    ):
-        chunks = iter(stream)
-        next(chunks)
+    with started("--stall-s", f"{stall_s}") as process, streaming(process, 200) as chunks:
         process.child.send_signal(signal.SIGSTOP)
-        time.sleep(3 * stall_s)
+        time.sleep(3 * stall_s)  # the pause itself is the case: the node reads the system's clock, past its end at 2
         process.child.send_signal(signal.SIGCONT)
         assert list(chunks)[-1].choices[0].finish_reason == "length"
         assert process.status()["state"] == "ready"
