@@ -28,6 +28,7 @@ from edgeproxy.observe.live import Live
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.observe.outcomes import Outcomes
+from edgeproxy.observe.quic import QuicCounts
 from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.observe.telemetry import telemetry_families
 from edgeproxy.observe.trace import Tracer
@@ -55,16 +56,17 @@ def build(
     reloads: ReloadStatus | None = None,
     tracer: Tracer | None = None,
     connections: Mapping[str, int] | None = None,
+    quic: QuicCounts | None = None,
 ) -> Built:
-    """`started`: Unix seconds, shown as the models' `created`. `connections`: how many there were, by what became of
-    them."""
+    """`started`: Unix seconds, shown as the models' `created`. `connections`: how many there were over TCP, by what
+    became of them. `quic`: the same of QUIC."""
     views = node_views(fleet)
     reloads = reloads or ReloadStatus(started)
     burn = Burn(config.objective)
     budgets = {model: milliseconds / 1e3 for model, milliseconds in config.budgets.items()}
     named = [config.budget_ms / 1e3, *budgets.values(), *keys.budgets]
     telemetry = partial(telemetry_families, log, tracer)
-    metrics = Metrics(version(), views, reloads, burn, connections, named, telemetry)
+    metrics = Metrics(version(), views, reloads, burn, connections, named, telemetry, quic)
     account = Account(log, metrics, Outcomes(burn), tracer)
     public = Gateway(
         fleet,

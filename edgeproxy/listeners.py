@@ -11,16 +11,20 @@ from ssl import SSLContext
 
 from edgeproxy.config import Address, Listen
 from edgeproxy.gateway.app import AsgiApp
+from edgeproxy.observe.quic import QuicCounts
 from edgeproxy.wire.certificates import Certificates
 from edgeproxy.wire.h3_listener import QuicListener
 from edgeproxy.wire.inherited import Inherited
 from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.resets import kept_secret
 from edgeproxy.wire.tcp import TcpListener
 
 HURRIED_S = 0.5
 """How long answers in progress may take to end after Ctrl-C."""
 ALT_SVC_S = 300
 """How long a client may remember that HTTP/3 is here: short, so that a withdrawn listener is soon forgotten."""
+QLOG = "qlog"
+RESET_KEY = "quic-reset.key"
 _CLEAR = b"clear"
 
 
@@ -30,11 +34,18 @@ class StartError(RuntimeError):
 
 class Listeners:
     def __init__(
-        self, limits: Limits, inherited: Inherited, qlog: Path | None = None, counts: Counter[str] | None = None
+        self,
+        limits: Limits,
+        inherited: Inherited,
+        state: Path | None = None,
+        counts: Counter[str] | None = None,
+        quic_counts: QuicCounts | None = None,
     ) -> None:
-        """`qlog`: a folder, while whose existence HTTP/3's connections are written there. `counts`: of TCP connections,
+        """`state`: a folder. While there is one named `qlog` in it, HTTP/3's connections are written there; and it
+        keeps what the next process needs to tell their clients that this one has crashed. `counts`: of TCP connections,
         by what became of them."""
-        self._qlog = qlog
+        self._state = state
+        self._quic_counts = QuicCounts() if quic_counts is None else quic_counts
         self._counts = Counter[str]() if counts is None else counts
         self._limits = limits
         self._inherited = inherited
@@ -54,7 +65,9 @@ class Listeners:
                 certificate=certificate,
                 key=key,
                 state={},
-                qlog=self._qlog,
+                qlog=None if self._state is None else self._state / QLOG,
+                reset_secret=None if self._state is None else kept_secret(self._state / RESET_KEY),
+                counts=self._quic_counts,
                 alt_svc=self._clear,  # who has come this way need not be told of it
             )
             await self._bind(self._quic, listen.https, socket.SOCK_DGRAM)

@@ -28,6 +28,7 @@ from edgeproxy.config import Config
 from edgeproxy.gateway.app import AsgiApp
 from edgeproxy.listeners import Listeners, StartError
 from edgeproxy.observe.log import Log
+from edgeproxy.observe.quic import QuicCounts
 from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.observe.trace import Tracer, tracer
 from edgeproxy.preflight import doubts, usable
@@ -48,8 +49,6 @@ from edgeproxy.wire.tls import DevCertificate, make_dev_certificate
 _GC_THRESHOLDS = (20_000, 20, 50)
 """A request leaves no cycles behind, so that the collector has next to nothing to find; by default it would look for it
 every few requests, among the objects of those that are under way."""
-QLOG = "qlog"
-"""Folder of the state: while it exists, what happens on HTTP/3 connections is written there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,9 @@ class Server:
     """One proxy. `run()` it once."""
 
     def __init__(self, config: Config, *, state: Path, drain_s: float, log: Log, notice_s: float = 0.0) -> None:
-        """`state`: folder for the development certificate. `drain_s`: how long SIGTERM waits for answers in progress.
-        `notice_s`: how long before that requests are still taken, while /readyz says no: a load balancer's time to see.
+        """`state`: folder for the development certificate and what the next process is to know. `drain_s`: how long
+        SIGTERM waits for answers in progress. `notice_s`: how long before that requests are still taken, while /readyz
+        says no: a load balancer's time to see.
 
         Raises KeysError, BindError, TlsError and ConfigError.
         """
@@ -90,9 +90,11 @@ class Server:
         fleet = Fleet.from_config(self._config, token=self._token, origins=launcher.origins)
         certificate = self._development_certificate()
         status = ReloadStatus(time())
-        connections = Counter[str]()
+        connections, quic = Counter[str](), QuicCounts()
         traces = self._tracer()
-        built = build(self._config, fleet, self._keys, self._log, Random(), int(time()), status, traces, connections)
+        built = build(
+            self._config, fleet, self._keys, self._log, Random(), int(time()), status, traces, connections, quic
+        )
         changed = asyncio.Event()
         prober = Prober(fleet, rng=Random(), changed=lambda node: self._node_changed(node, changed))
         certificates = self._certificates(certificate)
@@ -108,7 +110,7 @@ class Server:
                 self._background(Follower(fleet).run()),
                 self._background(reload.watch()),
                 self._background(Instruments(fleet).run()),
-                self._listening(built.public, built.admin, certificates, status, connections),
+                self._listening(built.public, built.admin, certificates, status, connections, quic),
                 self._background(built.live.run()),
             ):
                 await until_ready(lambda: fleet.nodes, changed, self._stop, self._log.say)
@@ -155,10 +157,11 @@ class Server:
         certificates: Certificates | None,
         status: ReloadStatus,
         connections: Counter[str],
+        quic: QuicCounts,
     ) -> AsyncIterator[None]:
         inherited = Inherited.from_environment(os.environ, os.getpid())
         limits = Limits(body_bytes=self._config.limits.body_bytes)
-        listeners = Listeners(limits, inherited, self._state / QLOG, connections)
+        listeners = Listeners(limits, inherited, self._state, connections, quic)
         try:
             await listeners.start(self._config.listen, public, admin, certificates)
             yield

@@ -22,6 +22,7 @@ from edgeproxy.observe.cost import Produced, cost_families
 from edgeproxy.observe.fleet import NodeView, fleet_families
 from edgeproxy.observe.histogram import Histogram
 from edgeproxy.observe.known import FAILURES, HEDGES, REASONS, RESUMES, with_zeros
+from edgeproxy.observe.quic import QuicCounts, quic_families
 from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.observe.requests import Requests, by, column, having, known, tally
 
@@ -45,6 +46,7 @@ class Metrics:
         connections: Mapping[str, int] | None = None,
         budgets: Iterable[float] = (),
         telemetry: Callable[[], Iterable[Metric]] = tuple,
+        quic: QuicCounts | None = None,
     ) -> None:
         """`connections`: how many the listeners have seen, by what became of them. `budgets`: those that configuration
         and keys name, in seconds, those that matter most first. `telemetry`: of logs and traces."""
@@ -54,6 +56,7 @@ class Metrics:
         self._burn = burn
         self._telemetry = telemetry
         self._connections = {} if connections is None else connections
+        self._quic = QuicCounts() if quic is None else quic
         self._requests: dict[tuple[str, str | None, int], int] = {}
         self._failures: dict[tuple[str, str], int] = {}
         self._edge = Histogram(EDGE_EDGES)
@@ -150,6 +153,7 @@ class Metrics:
         if self._burn is not None:
             yield from burn_families(self._burn, time())
         yield from _accepted(self._connections)
+        yield from quic_families(self._quic)
         yield from _configuration(self._reloads)
         yield from core_families()
         yield from self._telemetry()

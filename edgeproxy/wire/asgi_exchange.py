@@ -82,6 +82,12 @@ class AsgiExchange(ABC):
         if self._task is not None and not self._task.done():
             self._grace = self._service.loop.call_later(self._service.limits.cancel_grace_s, self._task.cancel)
 
+    def cut(self, error: ApiError | None) -> None:
+        """The connection is over. `error`: why, where it was not the client who left."""
+        if error is not None and not (self.gone or self.answered):
+            self._ingress.refused = error
+        self.lose()
+
     @abstractmethod
     def refuse(self, error: ApiError) -> None:
         """Answer in the application's place; where it has begun to answer, cut."""

@@ -21,6 +21,7 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 
+from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.allowance import Allowance
 from edgeproxy.wire.h2_internals import LAST_OF_ALL, ClientGoesAway, ServerH2
 from edgeproxy.wire.h2_stream import Stream
@@ -30,7 +31,7 @@ from edgeproxy.wire.rtt import RoundTrip
 from edgeproxy.wire.service import Service
 from edgeproxy.wire.stall import StallWatch
 from edgeproxy.wire.turns import Turns
-from edgeproxy.wire.wire_error import too_large
+from edgeproxy.wire.wire_error import excessive_load, protocol_error, too_large
 
 _GOAWAY_GAP_S = 0.2
 """Between the two GOAWAYs of a drain, for requests on their way (RFC 9113 section 6.8)."""
@@ -91,7 +92,7 @@ class H2Connection(asyncio.Protocol):
         try:
             self._h2.feed(data)
         except ProtocolError:
-            self._close()  # h2 has written the GOAWAY that says why
+            self._close(protocol_error())  # h2 has written the GOAWAY that says why
             return
         if not self._turns.waiting:
             self._work()
@@ -119,7 +120,7 @@ class H2Connection(asyncio.Protocol):
             try:
                 found = self._h2.next_frame()
             except ProtocolError:
-                self._close()
+                self._close(protocol_error())
                 return
             if found is None:
                 if self._h2.frame_too_large:
@@ -329,19 +330,20 @@ class H2Connection(asyncio.Protocol):
     def _fail(self, code: ErrorCodes) -> None:
         if not self._closing:
             self._h2.close_connection(code)
-            self._close()
+            self._close(excessive_load() if code is ErrorCodes.ENHANCE_YOUR_CALM else protocol_error())
 
-    def _close(self) -> None:
+    def _close(self, error: ApiError | None = None) -> None:
+        """`error`: what the client did wrong."""
         if not self._closing:
             self._flush()
-            self._lose_all()
+            self._lose_all(error)
             self._transport.close()
 
-    def _lose_all(self) -> None:
+    def _lose_all(self, error: ApiError | None = None) -> None:
         self._closing = True
         self._deadline = inf
         for stream in tuple(self._streams.values()):
-            stream.lose()
+            stream.cut(error)
 
     def _wake(self, stream_id: int | None = None) -> None:
         for stream in tuple(self._streams.values()):

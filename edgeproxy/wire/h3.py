@@ -25,6 +25,7 @@ from edgeproxy.wire.h3_request import Request, write_error
 from edgeproxy.wire.ingress import SCOPE_KEY, Ingress
 from edgeproxy.wire.message_head import MalformedRequest, RequestHead, parse_request
 from edgeproxy.wire.quic_connection import Connection, Home
+from edgeproxy.wire.quic_errors import cause
 from edgeproxy.wire.service import Service
 from edgeproxy.wire.wire_error import too_large
 
@@ -245,8 +246,9 @@ class Session(Connection):
 
     def over(self) -> None:
         _log.debug("HTTP/3 connection with %s ended: %s", self.host, self.quic.end_reason)
+        error = cause(self.quic.ending)
         for request in list(self.requests.values()):
-            request.lose()
+            request.cut(error)
 
     def sweep(self, now: float) -> None:
         for stream_id, since in list(self._opening.items()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -16,15 +17,18 @@ from aioquic.quic.configuration import QuicConfiguration
 
 from edgeproxy.client.aioquic_internals import Quic
 from edgeproxy.config import Address
+from edgeproxy.observe.quic import QuicCounts
 from edgeproxy.wire.h3 import Session
-from edgeproxy.wire.handover import Handover, SendOnly
+from edgeproxy.wire.handover import SUPPORTED, Handover, SendOnly
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.qlog import Qlog
-from edgeproxy.wire.quic import Endpoint, udp_socket
+from edgeproxy.wire.quic import Endpoint
 from edgeproxy.wire.quic_connection import Home
+from edgeproxy.wire.resets import SECRET_BYTES, Resets
 from edgeproxy.wire.service import App, Service
 from edgeproxy.wire.tickets import Tickets
 from edgeproxy.wire.tls import TlsError
+from edgeproxy.wire.udp import udp_socket
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +50,13 @@ class QuicListener:
         state: dict[str, Any],
         qlog: Path | None = None,
         alt_svc: Callable[[], bytes | None] | None = None,
+        reset_secret: bytes | None = None,
+        counts: QuicCounts | None = None,
     ) -> None:
         """`alt_svc`: asked for each response's header.
         `qlog`: a folder, while whose existence what happens on connections is written there.
+        `reset_secret`: the same for all processes that serve this socket, at a time or one after the other: the next
+        one can then tell clients that their connections are gone. By default nobody else has it.
 
         Raises TlsError for a certificate or key that cannot be used.
         """
@@ -56,6 +64,8 @@ class QuicListener:
         self._limits = limits
         self._state = state
         self._alt_svc = alt_svc
+        self._secret = reset_secret or secrets.token_bytes(SECRET_BYTES)
+        self._counts = QuicCounts() if counts is None else counts
         self._qlog = None if qlog is None else Qlog(qlog)
         self._configuration = _configuration(limits, certificate, key, self._qlog)
         self._service: Service | None = None
@@ -74,10 +84,15 @@ class QuicListener:
         def session(quic: Quic, endpoint: Home, host: str, now: float) -> Session:
             return Session(service, quic, endpoint, host, now)
 
-        endpoint = Endpoint(self._configuration, self._limits, session, Tickets(self._limits.tickets))
         sock = udp_socket(where)
+        inherited = isinstance(where, socket.socket)
+        resets = None
+        if SUPPORTED or not inherited:  # else another process may read the socket beside us, and have connections
+            resets = Resets(self._secret, sock.getsockname(), self._limits, time.monotonic())
+        tickets = Tickets(self._limits.tickets)
+        endpoint = Endpoint(self._configuration, self._limits, session, tickets, resets, self._counts)
         try:
-            if isinstance(where, socket.socket) and await self._has_elder(sock, endpoint):
+            if inherited and await self._has_elder(sock, endpoint):
                 endpoint.connection_made(SendOnly(sock))
             else:
                 await _read(sock, endpoint)
@@ -87,6 +102,7 @@ class QuicListener:
             sock.close()
             raise
         self._service, self._endpoint = service, endpoint
+        self._counts.open = lambda: self.connections
         self._sweep()
 
     async def _has_elder(self, sock: socket.socket, endpoint: Endpoint) -> bool:

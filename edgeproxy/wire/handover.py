@@ -25,6 +25,7 @@ from edgeproxy.wire.quic_connection import Address
 
 _log = logging.getLogger(__name__)
 
+SUPPORTED = sys.platform == "linux"
 PATIENCE_S = 5.0
 _GREETING = b"\0"
 _HEAD = struct.Struct("!BHII")
@@ -57,7 +58,7 @@ class Handover:
     async def join(self) -> bool:
         """True where an elder reads the socket: this process must not before `inherit`. Raises OSError where the elder
         does not answer."""
-        if sys.platform != "linux":
+        if not SUPPORTED:
             return False
         try:
             async with asyncio.timeout(PATIENCE_S):

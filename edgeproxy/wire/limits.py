@@ -55,6 +55,11 @@ class Limits(NamedTuple):
     once: no window bounds them."""
     control_per_s: float = 100.0
     """How fast that allowance grows again."""
+    stateless_resets_burst: int = 2000
+    """Datagrams of unknown QUIC connections that are answered with a stateless reset, at once: after a crash every
+    client asks. Each answer is shorter than what asked for it."""
+    stateless_resets_per_s: float = 500.0
+    """How fast that allowance grows again."""
     tickets: int = 4096
     """TLS sessions that h3 clients may resume; the oldest are forgotten first."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,17 +22,18 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
 
-from edgeproxy import config
 from edgeproxy.client.aioquic_internals import Quic, refusal_datagram
-from edgeproxy.wire.limits import MIB, Limits
+from edgeproxy.observe.quic import QuicCounts
+from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.quic_connection import Address, Connection, Home
+from edgeproxy.wire.quic_errors import error_name, handshake_failure
 from edgeproxy.wire.quota import Quota
+from edgeproxy.wire.resets import Resets
 from edgeproxy.wire.tickets import Tickets
 from edgeproxy.wire.turns import Turns
 
 _log = logging.getLogger(__name__)
 
-SOCKET_BUFFER_BYTES = 4 * MIB
 _UNPROVEN_SHARE = 4
 """One in so many of the handshakes in progress may be of clients that have not proved their address."""
 _INTERNAL_ERROR = 0x102
@@ -49,8 +49,11 @@ class Endpoint(asyncio.DatagramProtocol):
         limits: Limits,
         make: Callable[[Quic, Home, str, float], Connection],
         tickets: Tickets,
+        resets: Resets | None = None,
+        counts: QuicCounts | None = None,
     ) -> None:
-        """`configuration` may be replaced at any time; it counts for the connections made from then on."""
+        """`configuration` may be replaced at any time; it counts for the connections made from then on.
+        `resets`: None where datagrams of others' connections may come our way."""
         self.loop = asyncio.get_running_loop()
         self.configuration = configuration
         self.connections: dict[Connection, None] = {}
@@ -63,6 +66,8 @@ class Endpoint(asyncio.DatagramProtocol):
         self.limits = limits
         self._make = make
         self._tickets = tickets
+        self._resets = resets
+        self.counts = QuicCounts() if counts is None else counts
         self._handshaking: dict[Connection, None] = {}
         self._routes: dict[bytes, Connection] = {}
         self._quota = Quota(limits)
@@ -101,8 +106,10 @@ class Endpoint(asyncio.DatagramProtocol):
         connection = self._routes.get(self._destination(data))
         if connection is not None and connection not in self._handshaking:
             self._deliver(connection, data, address, time.monotonic())
-        elif connection is None and (self._is_passed_on(data, address) or not _may_open(data)):
+        elif connection is None and self._is_passed_on(data, address):
             return
+        elif connection is None and not _may_open(data):
+            self._reset(data, address)
         elif not self._handshakes.waiting:
             self._shake_hands(data, address)
         elif len(self._in_line) < self.limits.datagrams_waiting:
@@ -116,6 +123,15 @@ class Endpoint(asyncio.DatagramProtocol):
 
     def _is_passed_on(self, data: bytes, address: Address) -> bool:
         return self.refusing and self.pass_on(data, address)
+
+    def _reset(self, data: bytes, address: Address) -> None:
+        """It belongs to nothing that we know: its sender may have a connection of a process that was killed."""
+        if self._resets is None or self._transport is None or self._paused:
+            return
+        answer = self._resets.answer(data, self.configuration.connection_id_length, time.monotonic())
+        if answer is not None:
+            self.counts.resets += 1
+            self._transport.sendto(answer, address)
 
     def _deliver(self, connection: Connection, data: bytes, address: Address, now: float) -> None:
         self.guard(connection, connection.receive, data, address, now)
@@ -185,17 +201,26 @@ class Endpoint(asyncio.DatagramProtocol):
                 self.wake(connection)
 
     def sweep(self, now: float) -> None:
-        for connection in self._handshaking:
-            if now - connection.born > self.limits.handshake_s:
-                connection.quic.close(error_code=QuicErrorCode.NO_ERROR, reason_phrase="handshake took too long")
-                self.wake(connection)
+        for connection in [c for c in self._handshaking if now - c.born > self.limits.handshake_s]:
+            self._shaken(connection, "timed_out")
+            connection.quic.close(error_code=QuicErrorCode.NO_ERROR, reason_phrase="handshake took too long")
+            self.wake(connection)
         for connection in list(self.connections):
+            self.counts.lost += connection.quic.take_lost()
             self.guard(connection, connection.sweep, now)
 
     # ---- who gets in
 
     def handshaken(self, connection: Connection) -> None:
-        self._handshaking.pop(connection, None)
+        self._shaken(connection, "completed")
+
+    def _shaken(self, connection: Connection, outcome: str) -> None:
+        if connection in self._handshaking:
+            del self._handshaking[connection]
+            self.counts.handshakes[outcome] += 1
+
+    def migrated(self) -> None:
+        self.counts.migrations += 1
 
     def _newcomer(self, data: bytes, address: Address, now: float) -> Connection | None:
         try:
@@ -205,6 +230,7 @@ class Endpoint(asyncio.DatagramProtocol):
         if header.packet_type == QuicPacketType.VERSION_NEGOTIATION or header.version is None:
             return None
         if header.version not in self.configuration.supported_versions:
+            self.counts.handshakes["unknown_version"] += 1
             self._send(
                 encode_quic_version_negotiation(
                     source_cid=header.destination_cid,
@@ -221,7 +247,7 @@ class Endpoint(asyncio.DatagramProtocol):
     def _admit(self, header: QuicHeader, address: Address, now: float) -> Connection | None:
         limits, half_open = self.limits, len(self._handshaking)
         if self.refusing or half_open >= limits.half_open:
-            self._refuse(header, address)
+            self._refuse(header, address, "refused_draining" if self.refusing else "refused_half_open")
             return None
         original = self._redeem(header, address, now)
         if original is None and half_open >= limits.half_open // _UNPROVEN_SHARE:
@@ -229,11 +255,12 @@ class Endpoint(asyncio.DatagramProtocol):
             return None
         release = self._quota.admit(address[0])
         if release is None:
-            self._refuse(header, address)
+            self._refuse(header, address, "refused_limit")
             return None
         quic = Quic(
             self.configuration,
             streams=limits.streams_per_connection,
+            reset_token=None if self._resets is None else self._resets.token,
             session_ticket_fetcher=self._tickets.take,
             session_ticket_handler=self._tickets.add,
             original_destination_connection_id=original or header.destination_cid,
@@ -246,14 +273,16 @@ class Endpoint(asyncio.DatagramProtocol):
         self.route(quic.host_cid, connection)
         return connection
 
-    def _refuse(self, header: QuicHeader, address: Address) -> None:
+    def _refuse(self, header: QuicHeader, address: Address, outcome: str) -> None:
         assert header.version is not None
+        self.counts.handshakes[outcome] += 1
         code = QuicErrorCode.CONNECTION_REFUSED
         self._send(refusal_datagram(header.version, header.destination_cid, header.source_cid, code), address)
 
     def _ask_again(self, header: QuicHeader, address: Address, now: float) -> None:
         """Retry (RFC 9000 section 8.1.2): a round trip before any state, and proof of the address."""
         assert header.version is not None
+        self.counts.retries += 1
         source_cid = os.urandom(self.configuration.connection_id_length)
         token = self._retry.create_token(
             address=address,
@@ -309,7 +338,11 @@ class Endpoint(asyncio.DatagramProtocol):
 
     def ended(self, connection: Connection) -> None:
         self.open.pop(connection, None)
-        self._handshaking.pop(connection, None)
+        ending = connection.quic.ending
+        self._shaken(connection, handshake_failure(ending))
+        if ending is not None:
+            self.counts.ended[ending.by, error_name(ending)] += 1
+        self.counts.lost += connection.quic.take_lost()
         if not self.open:
             self._emptied.set()
 
@@ -335,33 +368,3 @@ class Endpoint(asyncio.DatagramProtocol):
 def _may_open(data: bytes) -> bool:
     """A datagram for no connection that we know is worth a look (RFC 9000 sections 6.1 and 14.1)."""
     return data[0] & 0x80 != 0 and len(data) >= SMALLEST_MAX_DATAGRAM_SIZE
-
-
-def udp_socket(where: socket.socket | config.Address) -> socket.socket:
-    """A bound, non-blocking socket with room for bursts. Raises OSError where the address cannot be bound."""
-    sock = where if isinstance(where, socket.socket) else _bound(where)
-    sock.setblocking(False)
-    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-        sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
-    granted = [sock.getsockopt(socket.SOL_SOCKET, option) // 2 for option in (socket.SO_RCVBUF, socket.SO_SNDBUF)]
-    if min(granted) < SOCKET_BUFFER_BYTES:
-        _log.info(
-            "UDP socket: the kernel granted %d bytes to receive and %d to send of %d asked for; "
-            "raise net.core.rmem_max and net.core.wmem_max to lose fewer datagrams in bursts",
-            *granted,
-            SOCKET_BUFFER_BYTES,
-        )
-    return sock
-
-
-def _bound(where: config.Address) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_DGRAM)[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-    except BaseException:
-        sock.close()
-        raise
-    return sock

@@ -41,6 +41,8 @@ class Home(Protocol):
 
     def handshaken(self, connection: Connection) -> None: ...
 
+    def migrated(self) -> None: ...
+
     def route(self, cid: bytes, connection: Connection) -> None: ...
 
     def unroute(self, cid: bytes, connection: Connection) -> None: ...
@@ -58,6 +60,8 @@ class Connection:
         self.host = host
         self.born = now
         self.ids: set[bytes] = set()
+        self._client: Address | None = None
+        """Where it was when we last looked."""
         self._endpoint = endpoint
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -98,10 +102,18 @@ class Connection:
 
     def _take(self, data: bytes, address: Address, now: float) -> None:
         self.quic.receive_datagram(data, address, now)
+        if address != self._client:
+            self._look_where(self.quic.get_peer_address())
         self._turns.spend(1 + self.quic.frames // _FRAMES_PER_PIECE)
         if idle := self.quic.idle_frames:
             self.idle(idle)
         self._take_events()
+
+    def _look_where(self, address: Address | None) -> None:
+        """The connection's own word: a datagram may be forged, or come late from the address that was left."""
+        if address != self._client and self._client is not None:
+            self._endpoint.migrated()
+        self._client = address
 
     def _go_on(self) -> None:
         while self._queue and not self._turns.waiting:

@@ -42,5 +42,18 @@ def body_too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request body exceeds {limit} bytes; send a shorter one.", "request_too_large")
 
 
+def excessive_load() -> ApiError:
+    return ApiError(
+        429,
+        "The connection asked for more work than its requests are worth, and was closed; come with "
+        "fewer frames that bring nothing, and take back fewer requests.",
+        "excessive_load",
+    )
+
+
+def protocol_error() -> ApiError:
+    return ApiError(400, "The connection was closed for an error of its protocol.", "protocol_error")
+
+
 def too_slow() -> ApiError:
     return ApiError(408, "The request did not arrive in time; send it again.", "request_timeout")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeproxy.config import Address
+from edgeproxy.observe.quic import QuicCounts
 from edgeproxy.wire.h3_listener import QuicListener
 from edgeproxy.wire.ingress import Scope, ingress
 from edgeproxy.wire.limits import Limits
@@ -51,9 +52,17 @@ async def serving(
     limits: Limits | None = None,
     state: dict[str, Any] | None = None,
     qlog: Path | None = None,
+    counts: QuicCounts | None = None,
 ) -> AsyncIterator[Edge]:
+    own = certificate
     listener = QuicListener(
-        app, limits or Limits(), certificate=certificate.certificate, key=certificate.key, state=state or {}, qlog=qlog
+        app,
+        limits or Limits(),
+        certificate=own.certificate,
+        key=own.key,
+        state=state or {},
+        qlog=qlog,
+        counts=counts,
     )
     await listener.start(Address("127.0.0.1", 0))
     edge = Edge(listener, certificate)

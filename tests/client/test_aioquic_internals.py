@@ -6,6 +6,7 @@ import inspect
 import re
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pylsqpack
 import pytest
@@ -23,12 +24,13 @@ from aioquic.quic.events import (
 )
 from aioquic.quic.packet import QuicErrorCode, QuicProtocolVersion
 from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.recovery import QuicPacketRecovery
 from aioquic.quic.stream import QuicStreamReceiver, QuicStreamSender
 
 from edgeproxy.client import aioquic_internals
-from edgeproxy.client.aioquic_internals import H3, MessageRefused, Quic, refusal_datagram
+from edgeproxy.client.aioquic_internals import H3, Ending, MessageRefused, Quic, refusal_datagram
 from edgeproxy.wire.tls import DevCertificate
-from tests.client.h3_peer import get
+from tests.client.h3_peer import get, packet
 
 CLIENT, SERVER = ("127.0.0.1", 1), ("127.0.0.1", 2)
 WINDOW = 64 * 1024
@@ -38,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 class Pair:
     """A client and a server in one place, with a clock that the test turns; no sockets."""
 
-    def __init__(self, certificate: DevCertificate, *, window: int = WINDOW) -> None:
+    def __init__(self, certificate: DevCertificate, *, window: int = WINDOW, **server_options: Any) -> None:
         self.now = 0.0
         client = QuicConfiguration(
             is_client=True,
@@ -53,7 +55,10 @@ class Pair:
         self.client = Quic(client)
         self.client.connect(SERVER, now=0)
         self.server = Quic(
-            server, streams=7, original_destination_connection_id=self.client.original_destination_connection_id
+            server,
+            streams=7,
+            original_destination_connection_id=self.client.original_destination_connection_id,
+            **server_options,
         )
         self.heard: dict[Quic, list[QuicEvent]] = {self.client: [], self.server: []}
         self.run()
@@ -108,6 +113,12 @@ def test_private_parts_are_touched_in_one_package_only() -> None:
         (QuicConnection, "_write_stream_limits", ["self", "builder", "space", "stream"]),
         (QuicConnection, "_write_connection_limits", ["self", "builder", "space"]),
         (QuicConnection, "_idle_timeout", ["self"]),
+        (QuicConnection, "_replenish_connection_ids", ["self"]),
+        (
+            QuicPacketRecovery,
+            "_on_packets_lost",
+            ["self", "congestion_event", "now", "packets", "persistent_congestion", "space"],
+        ),
         (QuicConnection, "_stream_is_discarded", ["self", "stream_id"]),
         (QuicConnection, "datagrams_to_send", ["self", "now"]),
         (QuicConnection, "send_stream_data", ["self", "stream_id", "data", "end_stream"]),
@@ -135,6 +146,57 @@ def test_private_parts_are_touched_in_one_package_only() -> None:
 )
 def test_overridden_and_called_methods_have_their_signatures(owner: type, name: str, parameters: list[str]) -> None:
     assert list(inspect.signature(getattr(owner, name)).parameters) == parameters
+
+
+def test_a_servers_reset_tokens_are_the_callers(certificate: DevCertificate) -> None:
+    pair = Pair(certificate, reset_token=lambda cid: bytes(reversed(cid)) + cid)
+    known = [pair.client._peer_cid, *pair.client._peer_cid_available]
+    assert len(known) == 8
+    assert all(one.stateless_reset_token == bytes(reversed(one.cid)) + one.cid for one in known)
+    pair.client.change_connection_id()
+    pair.run()
+    assert {one.cid for one in pair.client._peer_cid_available} - {one.cid for one in known}
+    assert all(one.stateless_reset_token[8:] == one.cid for one in pair.client._peer_cid_available)
+
+
+def test_who_ended_a_connection_and_how_is_told(certificate: DevCertificate) -> None:
+    ours, theirs, faulty, silent = (Pair(certificate) for _ in range(4))
+    assert ours.server.ending is None
+    ours.server.close(error_code=ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="enough")
+    assert ours.server.ending == Ending("us", ErrorCode.H3_EXCESSIVE_LOAD, True, "enough")
+    ours.run(2)
+    assert ours.server.ending == Ending("us", ErrorCode.H3_EXCESSIVE_LOAD, True, "enough")
+    assert ours.client.ending == Ending("peer", ErrorCode.H3_EXCESSIVE_LOAD, True, "enough")
+    theirs.client.close(error_code=QuicErrorCode.PROTOCOL_VIOLATION, frame_type=0, reason_phrase="no")
+    theirs.run(2)
+    assert theirs.server.ending == Ending("peer", QuicErrorCode.PROTOCOL_VIOLATION, False, "no")
+    faulty.server.receive_datagram(packet(faulty.client, b"\x1f"), CLIENT, faulty.now)
+    ending = faulty.server.ending
+    assert ending is not None
+    assert (ending.by, ending.code, ending.application) == ("us", QuicErrorCode.FRAME_ENCODING_ERROR, False)
+    silent.server.handle_timer(silent.now + 1000)
+    ending = silent.server.ending
+    assert ending is not None
+    assert (ending.by, ending.code) == ("silence", QuicErrorCode.NO_ERROR)
+
+
+def test_lost_packets_are_counted_once_and_late_ones_not(pair: Pair) -> None:
+    assert pair.server.take_lost() == 0
+    stream = pair.client.get_next_available_stream_id()
+    pair.client.send_stream_data(stream, b"x")
+    pair.run()
+    pair.server.send_stream_data(stream, bytes(3000))
+    lost = pair.server.datagrams_to_send(pair.now)
+    assert len(lost) == 3
+    pair.now += 0.01
+    for _ in range(5):
+        pair.server.send_ping(1)
+        for data, _ in pair.server.datagrams_to_send(pair.now):
+            pair.client.receive_datagram(data, SERVER, pair.now)
+    pair.run()
+    assert pair.received(pair.client, stream) == 3000
+    assert pair.server.take_lost() == 3
+    assert pair.server.take_lost() == 0
 
 
 def test_the_limit_of_streams_is_announced(pair: Pair) -> None:

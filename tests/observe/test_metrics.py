@@ -18,6 +18,7 @@ from edgeproxy.observe.burn import Burn
 from edgeproxy.observe.fleet import NodeView
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import Metrics
+from edgeproxy.observe.quic import QuicCounts
 from edgeproxy.observe.reloads import ReloadStatus
 from edgeproxy.observe.requests import FIRST_TOKEN_EDGES
 from edgeproxy.observe.telemetry import telemetry_families
@@ -64,6 +65,29 @@ def test_every_name_stands_in_the_table_and_no_other_does() -> None:
     metrics = Metrics("1", list, status, Burn(0.95), telemetry=partial(telemetry_families, Log(), traces))
     lines = metrics.exposition()[0].decode().splitlines()
     assert sorted(documented) == sorted(tuple(line.split()[2:4]) for line in lines if line.startswith("# TYPE"))
+
+
+def test_what_became_of_quic_connections_is_told_from_the_start() -> None:
+    counts = QuicCounts()
+    before = samples(Metrics("1", list, quic=counts))
+    mine = {key: value for key, value in before.items() if key[0].startswith("edgeproxy_quic_")}
+    assert set(mine.values()) == {0}
+    counts.handshakes["refused_limit"] += 1
+    counts.ended["us", "H3_EXCESSIVE_LOAD"] += 2
+    counts.ended["peer", "other"] += 1
+    counts.retries, counts.resets, counts.migrations, counts.lost = 1, 2, 3, 4
+    counts.open = lambda: 7
+    after = samples(Metrics("1", list, quic=counts))
+    assert after.keys() == before.keys()
+    assert after["edgeproxy_quic_handshakes_total", (("outcome", "refused_limit"),)] == 1
+    assert after["edgeproxy_quic_closes_total", (("by", "us"), ("error", "H3_EXCESSIVE_LOAD"))] == 2
+    assert after["edgeproxy_quic_closes_total", (("by", "peer"), ("error", "other"))] == 1
+    totals = [
+        after[f"edgeproxy_quic_{name}_total", ()]
+        for name in ("retries", "stateless_resets", "migrations", "packets_lost")
+    ]
+    assert totals == [1, 2, 3, 4]
+    assert after["edgeproxy_quic_connections", ()] == 7
 
 
 def test_share_within_the_budget_is_exact() -> None:

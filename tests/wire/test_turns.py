@@ -171,6 +171,8 @@ class Home:
 
     handshaken = ended = remove = wake
 
+    def migrated(self) -> None: ...
+
     def route(self, cid: bytes, connection: Connection) -> None: ...
 
     unroute = route
@@ -184,6 +186,8 @@ class Receiver:
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
+
+    def get_peer_address(self) -> None: ...
 
     def receive_datagram(self, data: bytes, address: object, now: float) -> None:
         self.received.append(data)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 from aioquic.buffer import UINT_VAR_MAX_SIZE
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
@@ -20,17 +21,64 @@ UNI_STREAMS = 8
 """Unidirectional streams open to the peer: control, two for QPACK, and some of types that we ignore."""
 
 
+_TIMED_OUT = "Idle timeout"
+"""How the library calls it; its code is that of an internal error."""
+
+
+class Ending(NamedTuple):
+    """Why a connection is over."""
+
+    by: Literal["us", "peer", "silence"]
+    code: int
+    application: bool
+    """`code` is HTTP/3's (RFC 9114 section 8.1), not QUIC's (RFC 9000 section 20.1)."""
+    reason: str
+
+
 class Quic(CountedQuic):
     """A QUIC connection whose receive credit follows what has been read, and whose send queue can be seen."""
 
-    def __init__(self, configuration: QuicConfiguration, *, streams: int = 0, **roles: Any) -> None:
-        """`streams`: requests the peer may have open at once. `roles`: keywords of QuicConnection."""
+    def __init__(
+        self,
+        configuration: QuicConfiguration,
+        *,
+        streams: int = 0,
+        reset_token: Callable[[bytes], bytes] | None = None,
+        **roles: Any,
+    ) -> None:
+        """`streams`: requests the peer may have open at once. `reset_token`: of a server, what it gives out with each
+        connection id, of 16 octets; by default nobody else can know them. `roles`: keywords of QuicConnection."""
         super().__init__(configuration=configuration, **roles)
+        self._reset_token = reset_token
+        self._give_tokens()
         for limit, value in ((self._local_max_streams_bidi, streams), (self._local_max_streams_uni, UNI_STREAMS)):
             limit.value = limit.sent = value
         self._unread: dict[int, int] = {}
         self._unread_total = 0
         self._wrote = False
+        self._lost = 0
+        self._count_losses()
+
+    def _count_losses(self) -> None:
+        forget = self._loss._on_packets_lost
+
+        def counted(**found: Any) -> None:
+            if found.get("congestion_event", True):  # else it is sent again without a sign of loss
+                self._lost += len(found["packets"])
+            forget(**found)
+
+        self._loss._on_packets_lost = counted  # type: ignore[method-assign]
+
+    # Tokens of stateless resets go out with connection ids (RFC 9000 sections 18.2 and 19.15).
+
+    def _give_tokens(self) -> None:
+        if self._reset_token is not None:
+            for issued in self._host_cids:
+                issued.stateless_reset_token = self._reset_token(issued.cid)
+
+    def _replenish_connection_ids(self) -> None:
+        super()._replenish_connection_ids()
+        self._give_tokens()
 
     # What has been received and not read holds back credit (RFC 9000 section 4.1).
 
@@ -146,9 +194,27 @@ class Quic(CountedQuic):
         return self._close_event is not None
 
     @property
+    def ending(self) -> Ending | None:
+        """None while the connection is open."""
+        event = self._close_event
+        if event is None:
+            return None
+        reason = event.reason_phrase
+        if reason == _TIMED_OUT and self._state is QuicConnectionState.TERMINATED:
+            return Ending("silence", QuicErrorCode.NO_ERROR, False, reason)
+        by: Literal["us", "peer"] = "peer" if self._state is QuicConnectionState.DRAINING else "us"
+        return Ending(by, event.error_code, event.frame_type is None, reason)
+
+    @property
     def end_reason(self) -> str:
         event = self._close_event
         return "" if event is None else f"{event.reason_phrase or 'no reason given'} (0x{event.error_code:x})"
+
+    def take_lost(self) -> int:
+        """Packets of ours that were lost since the last call, by the acknowledgements of later ones (RFC 9002 section
+        6.1)."""
+        count, self._lost = self._lost, 0
+        return count
 
     @property
     def handshaken(self) -> bool:
