@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
-from operator import attrgetter
 from time import time
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -16,6 +15,7 @@ from edgeproxy.gateway.paths import CHAT_PATH
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.metrics import Metrics
 from edgeproxy.observe.outcomes import Outcomes
+from edgeproxy.observe.requests import Record
 from edgeproxy.observe.trace import Trace, Tracer
 from edgeproxy.protocol.node.blocks import Prefix
 from edgeproxy.protocol.node.foreign import timings_of
@@ -28,7 +28,11 @@ from edgeproxy.upstream.node import Node
 
 UNKNOWN_MODEL = "unknown"
 TOGETHER = 32
-"""Calls are settled at the latest when so many have ended: others wait for it, half a millisecond or so."""
+"""Lines of so many calls are made at once: others wait for it, a quarter of a millisecond or so."""
+COUNTED_TOGETHER = 96
+"""The same of what is counted of them..."""
+COUNTED_WITHIN_S = 1.0
+"""...and it is counted apart what ended longer than this after the first: some counts are kept by time."""
 Hedge = Literal["won", "lost", "failed", "abandoned"]
 """A second copy answered; the first one did; it failed; the client left."""
 
@@ -121,12 +125,16 @@ class Call:
 
     def ledger(self) -> Ledger:
         """The budget's terms, as far as they are known by now."""
+        return Ledger._make(self.terms_now())
+
+    def terms_now(self) -> tuple[float | None, ...]:
+        """The ledger's, where nothing but the values is wanted."""
         sent_at, first_at, handed_at, term = self.sent_at, self.first_at, self.handed_at, self.terms.get
         hold, lost, client, rtt = self.held_s, self.lost_s, self.client_rtt_s, self.rtt_s
         edge = None if sent_at is None else sent_at - self.started - lost - hold
         parse, queue, prefill, first = term("parse"), term("queue"), term("prefill"), term("first")
         if first_at is None:
-            return Ledger(client, rtt, edge, hold or None, lost or None, parse, queue, prefill, first)
+            return client, rtt, edge, hold or None, lost or None, parse, queue, prefill, first, None, None, None
         if handed_at is None:
             relay, total = None, first_at - self.started
         else:
@@ -134,7 +142,7 @@ class Call:
         here = hold + lost + (edge or 0.0) + (relay or 0.0)
         there = (parse or 0.0) + (queue or 0.0) + (prefill or 0.0) + (first or 0.0)
         rtt, rest = settle(total - here - there, rtt)
-        return Ledger(client, rtt, edge, hold or None, lost or None, parse, queue, prefill, first, relay, rest, total)
+        return client, rtt, edge, hold or None, lost or None, parse, queue, prefill, first, relay, rest, total
 
     def disclosure(self) -> Headers:
         """What those who may know of timings and topology find on their answer."""
@@ -149,8 +157,8 @@ class Call:
 
 
 class Account:
-    """Closes calls. What is told of them is worked out for some at once, with the log's lines of that moment: the code
-    for it is then read into the processor's caches once. Who looks sees all that have ended."""
+    """Closes calls. Their lines are made for some at once, with the log's of that moment, and they are counted more at
+    a time: the code for it is then read into the processor's caches once. Who looks sees all that have ended."""
 
     def __init__(self, log: Log, metrics: Metrics, outcomes: Outcomes, tracer: Tracer | None = None) -> None:
         self._log = log
@@ -159,7 +167,8 @@ class Account:
         self._outcomes = outcomes
         self._decisions = Decisions()
         self._ended: list[tuple[Call, float, float]] = []
-        log.gather(self._settle)
+        self._uncounted: list[tuple[Record, Decision[Node] | None]] = []
+        log.gather(self._tell)
 
     def close(self, call: Call, now: float) -> None:
         ended = self._ended
@@ -167,7 +176,7 @@ class Account:
         if len(ended) == 1:
             self._log.soon()
         elif len(ended) >= TOGETHER:
-            self._settle()
+            self._tell()
 
     @property
     def metrics(self) -> Metrics:
@@ -185,40 +194,83 @@ class Account:
         return self._decisions
 
     def _settle(self) -> None:
+        self._tell()
+        self._count()
+
+    def _tell(self) -> None:
         ended, self._ended = self._ended, []
         if not ended:
             return
         records = list(starmap(record_of, ended))
-        self._metrics.recorded(records)
         self._log.records(records)
-        for (call, _, _), record in zip(ended, records, strict=True):
-            kind = self._outcomes.add(record)
-            if call.choice is not None:
-                self._decisions.add(kind, call.choice, record)
-            if self.tracer is not None and call.trace is not None:
-                self.tracer.end(call.trace, record, told=call.node_traces)
+        kept = self._uncounted
+        if kept and (len(kept) >= COUNTED_TOGETHER or records[0]["time"] - kept[0][0]["time"] > COUNTED_WITHIN_S):
+            self._count()
+        self._uncounted += [(record, call.choice) for record, (call, _, _) in zip(records, ended, strict=True)]
+        if self.tracer is not None:
+            for record, (call, _, _) in zip(records, ended, strict=True):
+                if call.trace is not None:
+                    self.tracer.end(call.trace, record, told=call.node_traces)
+
+    def _count(self) -> None:
+        made, self._uncounted = self._uncounted, []
+        if not made:
+            return
+        records = [record for record, _ in made]
+        self._metrics.recorded(records)
+        for kind, (record, choice) in zip(self._outcomes.add(records), made, strict=True):
+            if choice is not None:
+                self._decisions.add(kind, choice, record)
 
 
 def record_of(call: Call, now: float, time: float) -> dict[str, Any]:
     """Its line in the log. `now`: when it ended, as the call's moments; `time`: the same in Unix seconds."""
-    ledger = call.ledger()
-    _, finish, usage, failed = call.ending or _UNKNOWN
+    client, rtt, edge, hold, failover, parse, queue, prefill, first, relay, unexplained, total = call.terms_now()
     prompt, cached, written = call.prompt_tokens, call.cached_tokens, call.written
-    if usage is not None:
-        counted, found = counts_of(usage)
-        prompt, cached = prompt if counted is None else counted, cached if found is None else found
-        told = usage.get("completion_tokens")
-        written = told if isinstance(told, int) else written
-    total = ledger.total
+    finish, code, ending = None, call.code, call.ending
+    if ending is not None:
+        _, finish, usage, failed = ending
+        code = code or failed
+        if usage is not None:
+            counted, found, told = usage
+            prompt, cached = prompt if counted is None else counted, cached if found is None else found
+            written = written if told is None else told
     record = {
         "event": "request",
         "time": time,
         "request_id": call.request_id.decode("ascii"),
-        **dict(zip(_TOLD, _told(call), strict=True)),
-        "code": call.code or failed,
+        "tenant": call.tenant,
+        "model": call.model,
+        "stream": call.stream,
+        "protocol": call.protocol,
+        "status": call.status,
+        "client_gone": call.client_gone,
+        "region": call.region,
+        "node": call.node,
+        "attempts": call.attempts,
+        "failures": call.failures,
+        "resumes": call.resumes,
+        "resumed_on": call.resumed_on,
+        "hedge": call.hedge,
+        "expected_s": call.expected_s,
+        "shown_s": call.shown_s,
+        "budget_s": call.budget_s,
+        "own_budget_s": call.own_budget_s,
+        "code": code,
         "reason": None if call.choice is None else call.choice.reason,
-        **dict(zip(_TERMS, ledger, strict=True)),
-        "wait_s": None if total is None else total + (ledger.client or 0.0),
+        "client_s": client,
+        "rtt_s": rtt,
+        "edge_s": edge,
+        "hold_s": hold,
+        "failover_s": failover,
+        "parse_s": parse,
+        "queue_s": queue,
+        "prefill_s": prefill,
+        "first_s": first,
+        "relay_s": relay,
+        "unexplained_s": unexplained,
+        "first_token_s": total,
+        "wait_s": None if total is None else total + (client or 0.0),
         "total_s": now - call.started,
         "finish": finish,
         "prompt_tokens": prompt,
@@ -230,13 +282,8 @@ def record_of(call: Call, now: float, time: float) -> dict[str, Any]:
     return record
 
 
-_TOLD = (
-    "tenant", "model", "stream", "protocol", "status", "client_gone", "region", "node", "attempts", "failures",
-    "resumes", "resumed_on", "hedge", "expected_s", "shown_s", "budget_s", "own_budget_s",
-)  # fmt: skip
-"""Of a call, in its record as they are."""
-_told = attrgetter(*_TOLD)
-_TERMS = tuple("first_token_s" if name == "total" else f"{name}_s" for name in Ledger._fields)
+Counts = tuple[int | None, int | None, int | None]
+"""Tokens of the prompt, how many of them were cached, and tokens of the answer; None where a node does not say."""
 
 
 class Ending(NamedTuple):
@@ -245,24 +292,16 @@ class Ending(NamedTuple):
     finished: bool
     """It said so itself: a finish reason, `[DONE]` or an error."""
     finish: str | None = None
-    usage: dict[str, Any] | None = None
+    usage: Counts | None = None
     code: str | None = None
     """Of an error that it ended with, after content."""
 
     def counts(self) -> tuple[int | None, int | None]:
         """Tokens of the prompt, and how many of them were cached, as far as the usage tells."""
-        return (None, None) if self.usage is None else counts_of(self.usage)
+        return (None, None) if self.usage is None else self.usage[:2]
 
 
 _UNKNOWN = Ending(finished=False)
-
-
-def counts_of(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Tokens of the prompt, and how many of them were cached."""
-    prompt, details = usage.get("prompt_tokens"), usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    # A node's word, and so perhaps no number; only numbers are logged.
-    return prompt if isinstance(prompt, int) else None, cached if isinstance(cached, int) else None
 
 
 def ending_of_stream(last: Iterable[Event]) -> Ending:
@@ -286,25 +325,34 @@ def ending_of(value: object) -> Ending:
     """`value`: a parsed chunk or completion."""
     if not isinstance(value, dict):
         return _UNKNOWN
-    finish, choices, usage = None, value.get("choices"), _usage(value)
-    for choice in choices if isinstance(choices, list) else ():
-        reason = choice.get("finish_reason") if isinstance(choice, dict) else None
-        if isinstance(reason, str):
-            finish = reason
-            break
-    error = value.get("error")
+    finish, choices, error = None, value.get("choices"), value.get("error")
+    if isinstance(choices, list):
+        for choice in choices:
+            if isinstance(choice, dict) and isinstance(reason := choice.get("finish_reason"), str):
+                finish = reason
+                break
     if error:
-        return Ending(True, finish, usage, node_code(500, error))
-    return Ending(finish is not None, finish, usage)
+        return Ending(True, finish, _counts(value), node_code(500, error))
+    return Ending(finish is not None, finish, _counts(value))
 
 
-def _usage(value: dict[str, Any]) -> dict[str, Any] | None:
-    """With the cached tokens where a server tells of them elsewhere."""
+def _counts(value: Mapping[str, Any]) -> Counts | None:
+    """By its usage, and where a server tells of the cached tokens elsewhere, by that."""
     usage = value.get("usage")
-    if not isinstance(usage, dict):
+    if not usage or not isinstance(usage, dict):
         return None
-    if "timings" in value and not usage.get("prompt_tokens_details"):
-        timed = timings_of(value)
-        if timed is not None:
-            return {**usage, "prompt_tokens_details": {"cached_tokens": timed.cached}}
-    return usage
+    prompt, details, written = map(usage.get, _USAGE)
+    cached = None
+    if details:
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    elif "timings" in value and (timed := timings_of(value)) is not None:
+        cached = timed.cached
+    # A node's word, and so perhaps no number; only numbers are logged.
+    return (
+        prompt if isinstance(prompt, int) else None,
+        cached if isinstance(cached, int) else None,
+        written if isinstance(written, int) else None,
+    )
+
+
+_USAGE = ("prompt_tokens", "prompt_tokens_details", "completion_tokens")

@@ -65,14 +65,14 @@ class Burn:
         self.objective = objective
         self._minutes: deque[Minute] = deque(maxlen=KEPT)
 
-    def count(self, good: bool, now: float) -> None:
-        """`now`: Unix seconds; a clock that goes back counts for the newest minute."""
+    def count(self, good: bool, now: float, many: int = 1) -> None:
+        """So many. `now`: Unix seconds; a clock that goes back counts for the newest minute."""
         minute = int(now // MINUTE_S)
         if not self._minutes or self._minutes[-1].minute < minute:
             self._minutes.append(Minute(minute))
         newest = self._minutes[-1]
-        newest.total += 1
-        newest.bad += not good
+        newest.total += many
+        newest.bad += 0 if good else many
 
     def within(self, minutes: int, now: float) -> tuple[int, int]:
         """(total, bad) of the last `minutes`, the current one included."""

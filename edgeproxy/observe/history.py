@@ -6,9 +6,11 @@ lies between the smallest and the largest that were seen: it never exceeds every
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from math import ceil, floor, inf, log10
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 from edgeproxy.observe.rings import Kind
@@ -22,15 +24,21 @@ BINS = 5 * BINS_A_DECADE
 """From LEAST_S to 100 s; what is beyond either end counts at that end."""
 
 
-def bin_of(seconds: float) -> int:
-    if seconds <= LEAST_S:
-        return 0
-    return min(floor(log10(seconds / LEAST_S) * BINS_A_DECADE), BINS - 1)
-
-
 def seconds_of(position: float) -> float:
     """`position`: of a bin its number, and how far into it; its lower end for a whole number."""
     return float(LEAST_S * 10 ** (position / BINS_A_DECADE))
+
+
+_EDGES = tuple(map(seconds_of, range(1, BINS)))
+
+
+def bin_of(seconds: float) -> int:
+    return bisect_right(_EDGES, seconds)
+
+
+def slice_of(now: float) -> int:
+    """Where the slice begins."""
+    return int(now // SLICE_S) * SLICE_S
 
 
 class Spread(NamedTuple):
@@ -95,14 +103,13 @@ class History:
     def __init__(self) -> None:
         self._slices: deque[Slice] = deque(maxlen=KEPT)
 
-    def answered(self, seconds: float, within: bool, now: float) -> None:
+    def answered(self, seconds: Sequence[float], within: int, now: float) -> None:
+        """So many first tokens of one slice, of which so many came within their budget."""
         current = self._at(now)
-        index = bin_of(seconds)
-        current.bins[index] = current.bins.get(index, 0) + 1
-        if seconds < current.least:
-            current.least = seconds
-        if seconds > current.most:
-            current.most = seconds
+        for index, count in Counter(map(bisect_right, repeat(_EDGES), seconds)).items():
+            current.bins[index] = current.bins.get(index, 0) + count
+        current.least = min(current.least, *seconds)
+        current.most = max(current.most, *seconds)
         current.within += within
 
     def unseen(self, kind: Kind, now: float) -> None:
@@ -114,7 +121,7 @@ class History:
         return (found for found in self._slices if found.start >= start)
 
     def _at(self, now: float) -> Slice:
-        start = int(now // SLICE_S) * SLICE_S
+        start = slice_of(now)
         if not self._slices or self._slices[-1].start < start:
             self._slices.append(Slice(start))
         return self._slices[-1]

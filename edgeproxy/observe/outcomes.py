@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from operator import le
 from typing import Any, Final
 
 from edgeproxy.observe.blame import blame
 from edgeproxy.observe.burn import Burn
 from edgeproxy.observe.contrast import Contrast, Difference, nearest
-from edgeproxy.observe.history import History, Slice, together
+from edgeproxy.observe.history import History, Slice, slice_of, together
+from edgeproxy.observe.requests import Record, column, having
 from edgeproxy.observe.rings import Kind, Rings, kind_of
 from edgeproxy.observe.verdict import Lately
 
@@ -30,7 +32,7 @@ _SHOWN_OF: Final = {
 
 
 class Outcomes:
-    """`add` one record a request, as it is logged."""
+    """`add` records of requests, as they are logged."""
 
     def __init__(self, burn: Burn) -> None:
         self.history = History()
@@ -41,22 +43,32 @@ class Outcomes:
         self._uncompared = 0
         """Answered since they were last compared."""
 
-    def add(self, record: Mapping[str, Any]) -> Kind:
-        """Which it is."""
-        kind = kind_of(record)
-        self._kept.add(kind, record["request_id"], record)
-        wait, now = record["wait_s"], record["time"]
-        if kind is Kind.ANSWERED:
-            self._uncompared += 1
-        if wait is not None:
-            within = wait <= record["budget_s"]
-            self.history.answered(wait, within, now)
-            self.burn.count(within, now)
-            return kind
-        self.history.unseen(kind, now)
-        if kind is Kind.FAILED:
-            self.burn.count(False, now)
-        return kind
+    def add(self, records: Sequence[Record]) -> list[Kind]:
+        """Requests that ended one after the other. Which kind each of them is."""
+        kinds = list(map(kind_of, records))
+        self._kept.extend(kinds, column(records, "request_id"), records)
+        self._uncompared += kinds.count(Kind.ANSWERED)
+        if slice_of(records[0]["time"]) == slice_of(records[-1]["time"]):
+            self._count(kinds, records)
+        else:
+            for kind, record in zip(kinds, records, strict=True):
+                self._count([kind], [record])
+        return kinds
+
+    def _count(self, kinds: Sequence[Kind], records: Sequence[Record]) -> None:
+        """Of one slice of the history."""
+        now, shown = records[0]["time"], having(records, "wait_s")
+        if shown:
+            waits = column(shown, "wait_s")
+            within = sum(map(le, waits, column(shown, "budget_s")))
+            self.history.answered(waits, within, now)
+            self.burn.count(True, now, within)
+            self.burn.count(False, now, len(waits) - within)
+        if len(shown) < len(records):
+            for kind, record in zip(kinds, records, strict=True):
+                if record["wait_s"] is None:
+                    self.history.unseen(kind, now)
+                    self.burn.count(False, now, int(kind is Kind.FAILED))
 
     def latest(self, count: int, since: int = 0) -> list[Mapping[str, Any]]:
         """The oldest of them first; few that were refused. `since`: how many had come when they were asked for last."""

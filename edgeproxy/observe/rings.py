@@ -4,10 +4,10 @@ is refused a thousand times in seconds, and what it flushed would be what users 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from heapq import merge
-from itertools import islice, takewhile
+from itertools import count, islice, takewhile
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
@@ -59,6 +59,16 @@ class Rings(Generic[T]):
     def add(self, kind: Kind, request_id: str, value: T) -> None:
         self.count += 1
         self._rings[kind].append((self.count, request_id, value))
+
+    def extend(self, kinds: Sequence[Kind], request_ids: Sequence[str], values: Sequence[T]) -> None:
+        """`add` for several."""
+        first = kinds[0]
+        if kinds.count(first) == len(kinds):  # as most are, and then it is one call
+            self._rings[first].extend(zip(count(self.count + 1), request_ids, values, strict=False))
+            self.count += len(kinds)
+        else:
+            for one in zip(kinds, request_ids, values, strict=True):
+                self.add(*one)
 
     def of(self, kind: Kind) -> list[T]:
         """The oldest first."""

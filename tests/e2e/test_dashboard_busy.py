@@ -54,7 +54,7 @@ def _fill(history: History, now: float) -> None:
     rng = Random(2)
     for back in range(KEPT, 0, -1):
         for _ in range(50):
-            history.answered(rng.lognormvariate(-2.5, 0.7), True, now - back * SLICE_S)
+            history.answered([rng.lognormvariate(-2.5, 0.7)], True, now - back * SLICE_S)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from time import sleep
 
@@ -9,8 +10,13 @@ import pytest
 
 from edgeproxy.access.keys import Keys, generate_key
 from edgeproxy.config import GatewayLimits
+from edgeproxy.gateway import account as account_module
 from edgeproxy.gateway import attempt
-from edgeproxy.gateway.account import ending_of, ending_of_stream
+from edgeproxy.gateway.account import Account, Call, ending_of, ending_of_stream
+from edgeproxy.observe.burn import Burn
+from edgeproxy.observe.log import Log
+from edgeproxy.observe.metrics import Metrics
+from edgeproxy.observe.outcomes import Outcomes
 from edgeproxy.protocol.openai.sse import SseParser, has_content
 from edgeproxy.routing.budget import Ledger
 from tests.fake_behaviours import BEHAVIOURS
@@ -210,7 +216,7 @@ def test_ending_is_found_among_the_last_events() -> None:
         b'data: {"choices":[],"usage":{"prompt_tokens":5}}\n\ndata: broken\n\ndata: [DONE]\n\n'
     )
     found = ending_of_stream(SseParser().feed(raw))
-    assert (found.finished, found.finish, found.usage) == (True, "length", {"prompt_tokens": 5})
+    assert (found.finished, found.finish, found.usage) == (True, "length", (5, None, None))
     assert not ending_of_stream([]).finished
 
 
@@ -247,3 +253,18 @@ async def test_a_request_refused_for_a_header_is_logged_with_the_model_that_it_n
         assert (await ask(e.app, chat("made-up"), headers={name: "nonsense"})).status in (400, 404)
         assert [record["model"] for record in e.lines.requests] == ["ok", "ok", "unknown"]
         assert [record["stream"] for record in e.lines.requests] == [True, True, False]
+
+
+async def test_tokens_are_counted_when_they_were_written_however_seldom_a_request_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Log(os.open(os.devnull, os.O_WRONLY))
+    account = Account(log, Metrics("1", tuple), Outcomes(Burn(0.95)))
+    for ended, tokens in ((10_000.0, 3), (10_000.5, 4), (20_000.0, 5)):
+        monkeypatch.setattr(account_module, "time", lambda ended=ended: ended)
+        call = Call(b"r", 0.0, "h1", None)
+        call.model, call.region, call.written = "m", "near", tokens
+        account.close(call, 1.0)
+        log.flush()
+    assert account.metrics.produced.window(20_000.0).tokens == {("m", "near"): 5}
+    assert [one["completion_tokens"] for one in account.outcomes.newest()["recent"]] == [3, 4, 5]

@@ -15,7 +15,7 @@ seconds = st.floats(0.001, 99.0)
 def spread(values: list[float]) -> Spread:
     history = History()
     for number, value in enumerate(values):
-        history.answered(value, True, float(number))
+        history.answered([value], True, float(number))
     return together(history.since(0))
 
 
@@ -56,7 +56,7 @@ def test_nothing_counted_has_no_percentile() -> None:
 def test_slices_begin_every_ten_seconds_and_empty_ones_are_left_out() -> None:
     history = History()
     for now, taken in ((1000.0, 0.1), (1009.9, 0.2), (1010.0, 0.3), (1055.0, 0.4)):
-        history.answered(taken, taken <= 0.15, now)
+        history.answered([taken], taken <= 0.15, now)
     history.unseen(Kind.FAILED, 1056.0)
     history.unseen(Kind.REFUSED, 1056.0)
     found = [one.view() for one in history.since(0)]
@@ -71,8 +71,8 @@ def test_slices_begin_every_ten_seconds_and_empty_ones_are_left_out() -> None:
 def test_an_hour_is_kept_and_a_clock_that_goes_back_loses_nothing() -> None:
     history = History()
     for count in range(2 * KEPT):
-        history.answered(0.1, True, count * SLICE_S)
-    history.answered(0.1, True, 0.0)
+        history.answered([0.1], True, count * SLICE_S)
+    history.answered([0.1], True, 0.0)
     slices = list(history.since(0))
     assert len(slices) == KEPT
     assert sum(slices[-1].bins.values()) == 2
