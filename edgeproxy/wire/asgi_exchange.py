@@ -99,35 +99,39 @@ class AsgiExchange(ABC):
     # ---- the application's side
 
     async def _run(self) -> None:
-        failure: Exception | None = None
+        service = self._service
         try:
             try:
                 if not self.gone:  # else: taken back in the same read that brought it
-                    await self._service.app(self.scope, self.receive, self.send)
+                    await service.app(self.scope, self.receive, self.send)
             except Exception as error:
-                failure = error
-            self._judge(failure)
+                self._judge(error)
+            else:
+                if not (self.answered or self.gone):
+                    self._judge(None)
         finally:
             assert self._task is not None
-            self._service.tasks.pop(self._task, None)
+            service.tasks.pop(self._task, None)
             self._task = None
             if self._grace is not None:
                 self._grace.cancel()
             self._returned()
 
     def _judge(self, failure: Exception | None) -> None:
-        if failure is not None and not (self.gone and isinstance(failure, OSError)):
-            _log.error("the application failed on %r", self.scope["path"], exc_info=failure)
-        elif failure is None and not self.answered and not self.gone:
+        """Of an application that has failed, or has returned without a whole answer."""
+        if failure is None:
             _log.error("the application returned without a whole response on %r", self.scope["path"])
+        elif not (self.gone and isinstance(failure, OSError)):
+            _log.error("the application failed on %r", self.scope["path"], exc_info=failure)
         if not self.answered and not self.gone:
             self.refuse(ApiError(500, "The server failed on this request; it is safe to try again.", "internal_error"))
 
     async def receive(self) -> Message:
         """The next of `http.request` (all that has arrived) and `http.disconnect`. One caller at a time."""
-        if self._expects_continue and not (self._started or self._body or self.complete or self.gone):
-            self._write_continue()
-        self._expects_continue = False
+        if self._expects_continue:
+            self._expects_continue = False
+            if not (self._started or self._body or self.complete or self.gone):
+                self._write_continue()
         while not (self._body or self.gone or self.answered or (self.complete and not self._delivered)):
             self._reader = self._service.loop.create_future()
             try:

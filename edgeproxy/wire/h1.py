@@ -9,14 +9,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import cast
+from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.h1_exchange import Exchange
-from edgeproxy.wire.h1_parser import RequestHead, RequestParser, StopReading
+from edgeproxy.wire.h1_memory import Headers, RequestHead
+from edgeproxy.wire.h1_parser import RequestParser, StopReading
 from edgeproxy.wire.h1_response import encode_error
-from edgeproxy.wire.ingress import SCOPE_KEY, Ingress, Scope
+from edgeproxy.wire.ingress import SCOPE_KEY, Ingress
 from edgeproxy.wire.rtt import RoundTrip
 from edgeproxy.wire.service import Service
 from edgeproxy.wire.stall import BodyPace, StallWatch
@@ -37,6 +38,7 @@ class H1Connection(asyncio.Protocol):
 
     def __init__(self, service: Service, lost: Callable[[], None]) -> None:
         self.write_paused = False
+        self.write: Callable[[bytes], None]
         self._service = service
         self._limits = service.limits
         self._lost = lost
@@ -48,6 +50,9 @@ class H1Connection(asyncio.Protocol):
         self._server: tuple[str, int] | None = None
         self._running: Exchange | None = None
         self._queue: deque[Exchange] = deque()
+        self._head: RequestHead | None = None
+        self._scope: dict[str, Any] = {}
+        """What requests with that head have in common."""
         self._incoming: Exchange | None = None
         """The exchange whose body is being read: the running one or the last of the queue."""
         self._fresh = True
@@ -75,6 +80,7 @@ class H1Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no instances of it
+        self.write = self._transport.write
         self._transport.set_write_buffer_limits(high=self._limits.unsent_bytes)
         self._stall = StallWatch(self._transport, self._limits.stalled_write_s)
         self._round_trip = RoundTrip(self._transport)
@@ -141,16 +147,9 @@ class H1Connection(asyncio.Protocol):
         self._first_byte = self._read_at
         self._deadline = self._read_at + self._limits.head_s
 
-    def request_head(self, head: RequestHead) -> None:
-        if len(self._queue) >= self._limits.pipeline_depth:
-            raise StopReading
-        ingress = Ingress("h1", self._first_byte, self.rtt)
-        scope = self._scope(head, ingress)
-        exchange = Exchange(self._service, self, ingress, scope, head.keep_alive, head.expects_continue)
-        self._incoming = exchange
-        self._deadline = inf
+    def request_head(self, head: RequestHead, headers: Headers) -> None:
+        self._incoming = self._enqueue(head, headers)
         self._pace.begin(self._read_at)
-        self._queue.append(exchange)
         self._advance()
 
     def request_body(self, data: bytes) -> None:
@@ -176,14 +175,19 @@ class H1Connection(asyncio.Protocol):
         self._deadline = inf
         self._pace.end()
         self._stopped = not exchange.keep_alive
-        exchange.completed(self._read_at)
-        exchange.ended()
+        exchange.ended(self._read_at)
         self._resume_reading()
 
-    # ---- the exchange's side
+    def request_whole(self, head: RequestHead, headers: Headers, body: bytes) -> None:
+        self._fresh = False
+        self._first_byte = self._read_at
+        exchange = self._enqueue(head, headers)
+        exchange.body_arrived(body)
+        exchange.ended(self._read_at)
+        self._turns.spend()
+        self._advance()
 
-    def write(self, data: bytes) -> None:
-        self._transport.write(data)
+    # ---- the exchange's side
 
     async def writable(self) -> None:
         if self.write_paused:
@@ -238,6 +242,22 @@ class H1Connection(asyncio.Protocol):
 
     # ---- the connection's own
 
+    def _enqueue(self, head: RequestHead, headers: Headers) -> Exchange:
+        if len(self._queue) >= self._limits.pipeline_depth:
+            self._receiving = True  # that client has more to say
+            raise StopReading
+        if head is not self._head:
+            self._head, self._scope = head, self._scope_of(head)
+        ingress = Ingress("h1", self._first_byte, self.rtt)
+        scope = self._scope.copy()
+        scope["headers"] = headers
+        scope["state"] = self._service.state.copy()
+        scope["extensions"] = {SCOPE_KEY: ingress}
+        exchange = Exchange(self._service, self, ingress, scope, head)
+        self._deadline = inf
+        self._queue.append(exchange)
+        return exchange
+
     def _advance(self) -> None:
         """Begin what is next, unless an answer runs or the client has still to take what was written."""
         if self._running is not None or self.write_paused or self._lingering or self._transport.is_closing():
@@ -246,7 +266,7 @@ class H1Connection(asyncio.Protocol):
             self._running = self._queue.popleft()
             self._running.start()
         elif self._refusal is not None:
-            self._transport.write(encode_error(self._service, self._refusal, head_request=False, close=True))
+            self._transport.write(encode_error(self._service, self._refusal))
             self._close()
         elif self._stopped or (self._service.draining and not self._receiving):
             self._close()
@@ -322,24 +342,20 @@ class H1Connection(asyncio.Protocol):
         self._queue.clear()
         self._incoming = None
 
-    def _scope(self, head: RequestHead, ingress: Ingress) -> Scope:
+    def _scope_of(self, head: RequestHead) -> dict[str, Any]:
         raw_path = head.raw_path
-        service = self._service
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": head.version,
             "method": head.method,
-            "scheme": service.scheme,
+            "scheme": self._service.scheme,
             "path": raw_path.decode() if b"%" not in raw_path else unquote_to_bytes(raw_path).decode(errors="replace"),
             "raw_path": raw_path,
             "query_string": head.query,
             "root_path": "",
-            "headers": head.headers,
             "client": self._client,
             "server": self._server,
-            "state": service.state.copy(),
-            "extensions": {SCOPE_KEY: ingress},
         }
 
 

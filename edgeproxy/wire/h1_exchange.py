@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.asgi_exchange import AsgiExchange
+from edgeproxy.wire.h1_memory import RequestHead
 from edgeproxy.wire.h1_response import CONTINUE, Framing, encode_error, encode_head
 from edgeproxy.wire.ingress import Ingress, Scope
 from edgeproxy.wire.service import Service
@@ -16,8 +17,7 @@ class Carrier(Protocol):
     """The connection under an exchange."""
 
     write_paused: bool
-
-    def write(self, data: bytes) -> None: ...
+    write: Callable[[bytes], None]
 
     async def writable(self) -> None:
         """Return once the client has taken enough of what was written, or is gone."""
@@ -36,7 +36,7 @@ class Carrier(Protocol):
 
 
 class Exchange(AsgiExchange):
-    __slots__ = ("_carrier", "_framing", "_headers", "_http10", "_status", "keep_alive", "unread")
+    __slots__ = ("_carrier", "_framing", "_head", "_headers", "_status", "keep_alive", "unread")
 
     def __init__(
         self,
@@ -44,16 +44,15 @@ class Exchange(AsgiExchange):
         carrier: Carrier,
         ingress: Ingress,
         scope: Scope,
-        keep_alive: bool,
-        expects_continue: bool,
+        head: RequestHead,
     ) -> None:
-        super().__init__(service, ingress, scope, expects_continue)
-        self.keep_alive = keep_alive
+        super().__init__(service, ingress, scope, head.expects_continue)
+        self.keep_alive = head.keep_alive
         """The request allows another one behind it."""
         self.unread = 0
         """Body bytes that the application has not taken yet."""
         self._carrier = carrier
-        self._http10 = scope["http_version"] == "1.0"
+        self._head = head
         self._status = 0
         self._headers: Iterable[tuple[bytes, bytes]] = ()
         self._framing: Framing | None = None
@@ -66,8 +65,10 @@ class Exchange(AsgiExchange):
         if self._reader is not None:
             self._wake_reader()
 
-    def ended(self) -> None:
+    def ended(self, moment: float) -> None:
+        """The last byte of the request was read then."""
         self.complete = True
+        self._ingress.last_byte = moment
         if self._reader is not None:
             self._wake_reader()
 
@@ -76,11 +77,9 @@ class Exchange(AsgiExchange):
         framing = self._framing
         self.lose()
         if framing is None:
-            head_request = self.scope["method"] == "HEAD"
+            head_request = self._head.method == "HEAD"
             identity = self._ingress.request_id
-            self._carrier.write(
-                encode_error(self._service, error, head_request=head_request, close=True, request_id=identity)
-            )
+            self._carrier.write(encode_error(self._service, error, head_request=head_request, request_id=identity))
             self._carrier.answered(close=True)
         else:
             self._carrier.cut(reset=framing.until_close)
@@ -105,10 +104,10 @@ class Exchange(AsgiExchange):
                 self._service,
                 self._status,
                 self._headers,
-                whole=len(data) if end else None,
-                head_request=self.scope["method"] == "HEAD",
-                http10=self._http10,
-                close=not (self.keep_alive and self.complete) or self._carrier.is_last_request(),
+                len(data) if end else None,
+                self._head.method == "HEAD",
+                self._head.version == "1.0",
+                not (self.keep_alive and self.complete) or self._carrier.is_last_request(),
             )
             data = head + framing.encode(data, not end)
             self._framing, self._started = framing, True

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import httptools
 
 from edgeproxy.protocol.openai.errors import ApiError, invalid
+from edgeproxy.wire.h1_memory import Headers, HeadMemory, RequestHead
 from edgeproxy.wire.limits import Limits
 
 _INSPECTED = (b"host", b"transfer-encoding", b"content-length", b"expect")
@@ -17,32 +18,25 @@ _VERSION_ERRORS = ("Invalid HTTP version", "Pause on PRI/Upgrade")
 """llhttp's words for a version that it does not know, and for the preface of HTTP/2."""
 
 
-class RequestHead(NamedTuple):
-    method: str
-    raw_path: bytes
-    query: bytes
-    version: str
-    """`1.0` or `1.1`."""
-    headers: list[tuple[bytes, bytes]]
-    """Lower-case names in order; one `host` (none or one in 1.0), that of an absolute-form target if there is one."""
-    keep_alive: bool
-    expects_continue: bool
-
-
 class StopReading(Exception):
     """Raised by a sink that takes no further request; the parser is of no use afterwards."""
 
 
 class Sink(Protocol):
-    """What a parser tells, in this order for each request. Each may raise StopReading."""
+    """What a parser tells: of each request its beginning, head, body and end in this order, or all at once. Each may
+    raise StopReading."""
 
     def request_began(self) -> None: ...
 
-    def request_head(self, head: RequestHead) -> None: ...
+    def request_head(self, head: RequestHead, headers: Headers) -> None:
+        """`headers`: lower-case names in order; one `host` (none or one in 1.0), that of an absolute-form target if
+        there is one."""
 
     def request_body(self, data: bytes) -> None: ...
 
     def request_ended(self) -> None: ...
+
+    def request_whole(self, head: RequestHead, headers: Headers, body: bytes) -> None: ...
 
 
 class RequestParser:
@@ -57,26 +51,42 @@ class RequestParser:
         self._unused = 0
         """Bytes read after the one in which the last event was."""
         self._known_host: bytes | None = None
+        self._memory = HeadMemory(limits.head_bytes, min(limits.body_bytes, limits.unread_body_bytes))
+        self._told: tuple[RequestHead, Headers]
+        """The last head."""
+        self._ended = 0
+        """Requests that ended in the read in progress."""
+        self._between = True
+        """No request has begun that has not ended."""
         self._reset()
 
     def _reset(self) -> None:
         self._target = b""
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers: Headers = []
         self._head_at_most = 0
         """Size of the read in which the head began: with `_unused` a bound on the head that costs nothing per field."""
         self._fields = 0
         self._body_bytes = 0
         self._host: bytes | None = None
         self._framing = b""
+        self._length: int | None = None
         self._chunked = False
         self._expects_continue = False
         self._upgrading = False
 
     def feed(self, data: bytes) -> None:
         """Raises ApiError (400, 413, 414, 431, 501, 505) for what cannot be served; feed nothing afterwards."""
-        while (upgrade := self._parse(data)) is not None:
+        fresh = self._between
+        if fresh and (known := self._memory.recall(data)) is not None:
+            self._sink.request_whole(*known)
+            return
+        self._ended = 0
+        rest = data
+        while (upgrade := self._parse(rest)) is not None:
             self._resume_after_upgrade()
-            data = data[upgrade:]
+            rest, fresh = rest[upgrade:], False
+        if fresh and self._between and self._ended == 1 and self._length is not None:
+            self._memory.keep(data, *self._told, self._length)
 
     def _parse(self, data: bytes) -> int | None:
         """Where in `data` the head of a request ends that asks for an upgrade, and llhttp with it; else None."""
@@ -100,6 +110,7 @@ class RequestParser:
 
     def on_message_begin(self) -> None:
         self._reset()
+        self._between = False
         self._unused = 0
         self._head_at_most = self._fed
         self._sink.request_began()
@@ -128,9 +139,9 @@ class RequestParser:
         version: str = parser.get_http_version()
         self._check(method, version)
         raw_path, query = self._split_target(method, headers)
-        self._sink.request_head(
-            RequestHead(method, raw_path, query, version, headers, parser.should_keep_alive(), self._expects_continue)
-        )
+        head = RequestHead(method, raw_path, query, version, parser.should_keep_alive(), self._expects_continue)
+        self._told = head, headers
+        self._sink.request_head(head, headers)
 
     def on_body(self, data: bytes) -> None:
         self._unused = 0
@@ -145,17 +156,19 @@ class RequestParser:
         if self._headers:
             self._check_size(self._headers)
         self._unused = 0
+        self._ended += 1
+        self._between = True
         self._sink.request_ended()
 
     # ---- checks
 
-    def _check_size(self, headers: list[tuple[bytes, bytes]]) -> None:
+    def _check_size(self, headers: Headers) -> None:
         """Of the head, where more bytes than its limit have been read since its start, or of the trailers."""
         size = sum(len(name) + len(value) + 4 for name, value in headers)
         if size > self._limits.head_bytes or self._fields + len(headers) > self._limits.headers:
             raise self._head_too_large()
 
-    def _inspect(self, headers: list[tuple[bytes, bytes]]) -> None:
+    def _inspect(self, headers: Headers) -> None:
         found = dict(headers)
         if len(found) == len(headers):
             for name in _INSPECTED:
@@ -180,7 +193,8 @@ class RequestParser:
                 )
             self._framing, self._chunked = b"transfer-encoding: chunked\r\n", True
         elif name == b"content-length":
-            if int(value) > self._limits.body_bytes:
+            self._length = int(value)
+            if self._length > self._limits.body_bytes:
                 raise self._body_too_large()
             self._framing = b"content-length: %b\r\n" % value
         else:
@@ -202,7 +216,7 @@ class RequestParser:
                 raise invalid("The Host header field is not a host name or address with an optional port.")
             self._known_host = self._host
 
-    def _split_target(self, method: str, headers: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    def _split_target(self, method: str, headers: Headers) -> tuple[bytes, bytes]:
         target = self._target
         if not target.startswith(b"/"):
             if (absolute := _ABSOLUTE.fullmatch(target)) is not None and _HOST.fullmatch(absolute[1]) is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -14,7 +13,6 @@ from edgeproxy.wire.wire_error import wire_error
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
-_BREAKS = re.compile(rb"[\r\n\0]")
 _OWN = frozenset(
     (b"connection", b"content-length", b"transfer-encoding", b"keep-alive", b"proxy-connection", b"date", b"alt-svc")
 )
@@ -55,7 +53,6 @@ def encode_head(
     service: Service,
     status: int,
     headers: Iterable[tuple[bytes, bytes]],
-    *,
     whole: int | None,
     head_request: bool,
     http10: bool,
@@ -88,13 +85,17 @@ def encode_head(
                 continue
         lines.append(lower + b": " + value)
     bodyless = head_request or status in (204, 304)
-    if length is None and whole is not None and (whole or not bodyless):
+    chunked = False
+    if length is None and not bodyless:
         length = whole
-    chunked = length is None and not bodyless and not http10
-    close = close or (length is None and not bodyless and http10)
+        if length is None:
+            chunked = not http10
+            close = close or http10
+    elif length is None and whole:
+        length = whole
     if length is not None and status != 204:
         lines.append(b"content-length: %d" % length)
-    if chunked:
+    elif chunked:
         lines.append(b"transfer-encoding: chunked")
     if not dated:
         lines.append(b"date: " + service.date())
@@ -104,26 +105,20 @@ def encode_head(
         lines.append(b"connection: close")
     elif http10:
         lines.append(b"connection: keep-alive")
-    if _BREAKS.search(b"".join(lines)) is not None:
-        raise ValueError("a response header holds CR, LF or NUL; header values must be single lines")
+    count = len(lines) + 1
     lines += (b"", b"")
-    return b"\r\n".join(lines), Framing(length, chunked, bodyless, close)
+    head = b"\r\n".join(lines)
+    if head.count(b"\r") != count or head.count(b"\n") != count or b"\0" in head:
+        raise ValueError("a response header holds CR, LF or NUL; header values must be single lines")
+    return head, Framing(length, chunked, bodyless, close)
 
 
 def encode_error(
-    service: Service, error: ApiError, *, head_request: bool, close: bool, request_id: bytes | None = None
+    service: Service, error: ApiError, *, head_request: bool = False, request_id: bytes | None = None
 ) -> bytes:
-    """A complete answer of the wire itself."""
+    """A complete answer of the wire itself, the last on its connection."""
     fields, body = wire_error(error, request_id)
-    head, framing = encode_head(
-        service,
-        error.status,
-        fields,
-        whole=len(body),
-        head_request=head_request,
-        http10=False,
-        close=close,
-    )
+    head, framing = encode_head(service, error.status, fields, len(body), head_request, False, True)
     return head + framing.encode(body, more=False)
 
 

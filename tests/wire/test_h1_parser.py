@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.wire.h1_parser import RequestHead, RequestParser, StopReading
+from edgeproxy.wire.h1_memory import Headers, RequestHead
+from edgeproxy.wire.h1_parser import RequestParser, StopReading
 from edgeproxy.wire.limits import Limits
 
 LIMITS = Limits(target_bytes=200, head_bytes=1000, headers=10, body_bytes=50)
@@ -20,18 +21,28 @@ class Requests:
     """A sink that keeps what it is told; body pieces are joined, since their cut is the network's."""
 
     events: list[Any] = field(default_factory=list)
+    whole: int = 0
+    """Requests that were told at once."""
 
     def request_began(self) -> None:
         self.events.append("began")
 
-    def request_head(self, head: RequestHead) -> None:
-        self.events += [head, b""]
+    def request_head(self, head: RequestHead, headers: Headers) -> None:
+        self.events += [head, headers, b""]
 
     def request_body(self, data: bytes) -> None:
         self.events[-1] += data
 
     def request_ended(self) -> None:
         self.events.append("ended")
+
+    def request_whole(self, head: RequestHead, headers: Headers, body: bytes) -> None:
+        self.events += ["began", head, headers, body, "ended"]
+        self.whole += 1
+
+    @property
+    def headers(self) -> list[Headers]:
+        return [event for event in self.events if isinstance(event, list)]
 
     @property
     def heads(self) -> list[RequestHead]:
@@ -65,17 +76,8 @@ def post(*fields: bytes, body: bytes = b"") -> bytes:
 
 def test_a_request_is_its_head_and_its_body() -> None:
     requests = parse(b"POST /a%20b?q=1&r HTTP/1.1\r\nHost: h:1\r\nX-Y:  z \t\r\nContent-Length: 3\r\n\r\nabc")
-    assert requests.heads == [
-        RequestHead(
-            "POST",
-            b"/a%20b",
-            b"q=1&r",
-            "1.1",
-            [(b"host", b"h:1"), (b"x-y", b"z"), (b"content-length", b"3")],
-            True,
-            False,
-        )
-    ]
+    assert requests.heads == [RequestHead("POST", b"/a%20b", b"q=1&r", "1.1", True, False)]
+    assert requests.headers == [[(b"host", b"h:1"), (b"x-y", b"z"), (b"content-length", b"3")]]
     assert requests.bodies == [b"abc"]
     assert requests.events[-1] == "ended"
 
@@ -109,8 +111,9 @@ def test_bytes_one_by_one_give_the_same_requests() -> None:
 
 
 def test_an_absolute_target_replaces_host() -> None:
-    (head,) = parse(b"GET http://other:8080/x HTTP/1.1\r\nHost: h\r\nA: b\r\n\r\n").heads
-    assert [value for name, value in head.headers if name == b"host"] == [b"other:8080"]
+    requests = parse(b"GET http://other:8080/x HTTP/1.1\r\nHost: h\r\nA: b\r\n\r\n")
+    (head,), (headers,) = requests.heads, requests.headers
+    assert [value for name, value in headers if name == b"host"] == [b"other:8080"]
     assert (head.raw_path, head.query) == (b"/x", b"")
 
 
@@ -122,7 +125,7 @@ def test_an_absolute_target_without_a_path_means_the_root(target: bytes, path: b
 
 def test_trailers_are_dropped() -> None:
     requests = parse(post(b"Transfer-Encoding: chunked", body=b"1\r\nx\r\n0\r\nHost: evil\r\nX: y\r\n\r\n"))
-    assert requests.heads[0].headers == [(b"host", b"h"), (b"transfer-encoding", b"chunked")]
+    assert requests.headers[0] == [(b"host", b"h"), (b"transfer-encoding", b"chunked")]
     assert requests.events[-1] == "ended"
 
 
@@ -291,4 +294,4 @@ def test_whatever_arrives_is_requests_or_a_refusal(parts: list[bytes]) -> None:
     except ApiError as error:
         assert error.status in (400, 413, 414, 431, 501, 505)
     else:
-        assert all(sum(len(n) + len(v) for n, v in head.headers) <= LIMITS.head_bytes for head in requests.heads)
+        assert all(sum(len(n) + len(v) for n, v in headers) <= LIMITS.head_bytes for headers in requests.headers)
