@@ -18,7 +18,8 @@ from aioquic.quic.events import (
     StreamReset,
 )
 
-from edgeproxy.client.aioquic_internals import H3, MessageRefused, Quic
+from edgeproxy.client.aioquic_internals import H3, MessageRefused
+from edgeproxy.client.any_quic import AnyQuic
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.allowance import Allowance
 from edgeproxy.wire.h3_request import Request, write_error
@@ -44,7 +45,7 @@ _SAFE = ("GET", "HEAD")
 class Session(Connection):
     """The HTTP/3 side of one QUIC connection."""
 
-    def __init__(self, service: Service, quic: Quic, endpoint: Home, host: str, now: float) -> None:
+    def __init__(self, service: Service, quic: AnyQuic, endpoint: Home, host: str, now: float) -> None:
         super().__init__(quic, endpoint, host, now)
         self.requests: dict[int, Request] = {}
         """By stream; from the head of the request until its application returns."""

@@ -15,7 +15,7 @@ from typing import Any
 from aioquic.h3.connection import H3_ALPN, ErrorCode
 from aioquic.quic.configuration import QuicConfiguration
 
-from edgeproxy.client.aioquic_internals import Quic
+from edgeproxy.client.any_quic import AnyQuic
 from edgeproxy.config import Address
 from edgeproxy.observe.quic import QuicCounts
 from edgeproxy.wire.h3 import Session
@@ -81,7 +81,7 @@ class QuicListener:
         logging.getLogger("quic").setLevel(logging.ERROR)
         service = Service(self._app, self._limits, scheme="https", state=self._state, alt_svc=self._alt_svc)
 
-        def session(quic: Quic, endpoint: Home, host: str, now: float) -> Session:
+        def session(quic: AnyQuic, endpoint: Home, host: str, now: float) -> Session:
             return Session(service, quic, endpoint, host, now)
 
         sock = udp_socket(where)

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from aioquic.h3.connection import ErrorCode
 
-from edgeproxy.client.aioquic_internals import H3, Quic
+from edgeproxy.client.aioquic_internals import H3
+from edgeproxy.client.any_quic import AnyQuic
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.asgi_exchange import AsgiExchange
 from edgeproxy.wire.ingress import Ingress, Scope
@@ -22,7 +23,7 @@ from edgeproxy.wire.wire_error import body_too_large, too_slow, wire_error
 class Carrier(Protocol):
     """The connection under a request."""
 
-    quic: Quic
+    quic: AnyQuic
     requests: dict[int, Request]
     blocked: dict[Request, None]
     """Requests whose `send()` waits; asked again after every flush."""

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from edgeproxy.wire.quic_connection import Address
+from edgeproxy.client.any_quic import Address
 
 _log = logging.getLogger(__name__)
 

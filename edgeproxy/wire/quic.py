@@ -23,9 +23,10 @@ from aioquic.quic.packet import (
 from aioquic.quic.retry import QuicRetryTokenHandler
 
 from edgeproxy.client.aioquic_internals import Quic, refusal_datagram
+from edgeproxy.client.any_quic import Address, AnyQuic
 from edgeproxy.observe.quic import QuicCounts
 from edgeproxy.wire.limits import Limits
-from edgeproxy.wire.quic_connection import Address, Connection, Home
+from edgeproxy.wire.quic_connection import Connection, Home
 from edgeproxy.wire.quic_errors import error_name, handshake_failure
 from edgeproxy.wire.quota import Quota
 from edgeproxy.wire.resets import Resets
@@ -47,7 +48,7 @@ class Endpoint(asyncio.DatagramProtocol):
         self,
         configuration: QuicConfiguration,
         limits: Limits,
-        make: Callable[[Quic, Home, str, float], Connection],
+        make: Callable[[AnyQuic, Home, str, float], Connection],
         tickets: Tickets,
         resets: Resets | None = None,
         counts: QuicCounts | None = None,

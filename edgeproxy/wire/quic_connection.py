@@ -16,11 +16,10 @@ from aioquic.quic.events import (
     QuicEvent,
 )
 
-from edgeproxy.client.aioquic_internals import Quic
+from edgeproxy.client.any_quic import Address, AnyQuic
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.turns import Turns
 
-Address = tuple[Any, ...]
 _TIMER_SLACK_S = 0.001
 _FRAMES_PER_PIECE = 8
 """Frames in one datagram that are as much work as a datagram; most hold fewer."""
@@ -55,7 +54,7 @@ class Home(Protocol):
 class Connection:
     """One QUIC connection: datagrams and a timer go in, datagrams come out; a subclass gives its events a meaning."""
 
-    def __init__(self, quic: Quic, endpoint: Home, host: str, now: float) -> None:
+    def __init__(self, quic: AnyQuic, endpoint: Home, host: str, now: float) -> None:
         self.quic = quic
         self.host = host
         self.born = now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aioquic.h3.connection import ErrorCode
 from aioquic.quic.packet import QuicErrorCode
 
-from edgeproxy.client.aioquic_internals import Ending
+from edgeproxy.client.any_quic import Ending
 from edgeproxy.observe.quic import OTHER
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.wire_error import excessive_load, protocol_error

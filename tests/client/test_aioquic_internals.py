@@ -28,7 +28,8 @@ from aioquic.quic.recovery import QuicPacketRecovery
 from aioquic.quic.stream import QuicStreamReceiver, QuicStreamSender
 
 from edgeproxy.client import aioquic_internals
-from edgeproxy.client.aioquic_internals import H3, Ending, MessageRefused, Quic, refusal_datagram
+from edgeproxy.client.aioquic_internals import H3, MessageRefused, Quic, refusal_datagram
+from edgeproxy.client.any_quic import Ending
 from edgeproxy.wire.tls import DevCertificate
 from tests.client.h3_peer import get, packet
 

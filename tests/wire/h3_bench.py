@@ -76,12 +76,12 @@ class Bench:
         self.client.connect(SERVER, now=self.now)
         server = QuicConfiguration(is_client=False, alpn_protocols=["h3"])
         server.load_cert_chain(certificate.certificate, certificate.key)
-        quic = Quic(
+        self.quic = Quic(
             server,
             streams=limits.streams_per_connection,
             original_destination_connection_id=self.client.original_destination_connection_id,
         )
-        self.session = Session(self.service, quic, Home(self.loop), CLIENT[0], self.now)
+        self.session = Session(self.service, self.quic, Home(self.loop), CLIENT[0], self.now)
         for _ in range(6):
             self.run()
 

@@ -11,7 +11,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicErrorCode
 
-from edgeproxy.client.aioquic_internals import Quic
+from edgeproxy.client.any_quic import AnyQuic
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.quic import Endpoint
 from edgeproxy.wire.quic_connection import Connection, Home
@@ -99,7 +99,7 @@ async def test_handshakes_have_one_share_of_the_loop_together_and_are_not_hoarde
     begun: list[int] = []
     turn = 0
 
-    def make(quic: Quic, home: Home, host: str, now: float) -> Connection:
+    def make(quic: AnyQuic, home: Home, host: str, now: float) -> Connection:
         begun.append(turn)
         return Connection(quic, home, host, now)
 

@@ -131,7 +131,8 @@ class Machine(RuleBasedStateMachine):
         assert not self.bench.raised
         session = self.bench.session
         assert len(session.requests) <= LIMITS.streams_per_connection
-        assert sum(session.quic._unread.values()) == session.quic._unread_total <= session.quic.configuration.max_data
+        quic = self.bench.quic
+        assert sum(quic._unread.values()) == quic._unread_total <= quic.configuration.max_data
         if session._h3 is not None:
             assert all(len(stream.buffer) <= 4096 + 1200 for stream in session._h3._stream.values())
 
@@ -219,7 +220,7 @@ def test_any_octets_on_any_stream_are_survived(certificate: DevCertificate) -> N
             bench.client.send_stream_data(stream, b"")
         # The streams exist for QUIC; what arrives on them is what the test says.
         for stream in STREAMS:
-            bench.session.quic._get_or_create_stream(0, stream)
+            bench.quic._get_or_create_stream(0, stream)
         for event in sequence:
             if bench.session.quic.ended:
                 break

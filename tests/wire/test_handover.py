@@ -12,12 +12,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from edgeproxy.client.any_quic import Address
 from edgeproxy.wire import handover
 from edgeproxy.wire.h3_listener import QuicListener
 from edgeproxy.wire.handover import Handover, packed, unpacked
 from edgeproxy.wire.ingress import Scope
 from edgeproxy.wire.limits import Limits
-from edgeproxy.wire.quic_connection import Address
 from edgeproxy.wire.service import App, Receive, Send
 from edgeproxy.wire.tls import DevCertificate
 from tests.client.h3_edge import Probe, reply, soon

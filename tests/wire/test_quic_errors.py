@@ -8,7 +8,7 @@ import pytest
 from aioquic.h3.connection import ErrorCode
 from aioquic.quic.packet import QuicErrorCode
 
-from edgeproxy.client.aioquic_internals import Ending
+from edgeproxy.client.any_quic import Ending
 from edgeproxy.observe.quic import ERRORS, HANDSHAKES, OTHER, QuicCounts
 from edgeproxy.wire.ingress import Scope, ingress
 from edgeproxy.wire.limits import Limits

@@ -6,6 +6,6 @@ here; the tests of this name fail where an update of the library moves what this
 """
 
 from edgeproxy.client.aioquic_internals.h3 import H3, ExcessiveLoad, MessageRefused
-from edgeproxy.client.aioquic_internals.quic import Ending, Quic, refusal_datagram
+from edgeproxy.client.aioquic_internals.quic import Quic, refusal_datagram
 
-__all__ = ["H3", "Ending", "ExcessiveLoad", "MessageRefused", "Quic", "refusal_datagram"]
+__all__ = ["H3", "ExcessiveLoad", "MessageRefused", "Quic", "refusal_datagram"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import pylsqpack
 from aioquic.buffer import encode_uint_var
@@ -21,8 +22,9 @@ from aioquic.h3.connection import (
     encode_frame,
 )
 from aioquic.h3.events import H3Event, Headers, HeadersReceived
+from aioquic.quic.connection import QuicConnection
 
-from edgeproxy.client.aioquic_internals.quic import Quic
+from edgeproxy.client.any_quic import AnyQuic
 
 CONTROL_FRAME_BYTES = 4096
 """A longer SETTINGS frame than this is an attack: the library buffers it whole."""
@@ -48,7 +50,7 @@ class H3(H3Connection):
     On a server the *head* of a request is handed out decoded but not validated: that is the caller's part.
     """
 
-    def __init__(self, quic: Quic, *, head_bytes: int, fields: int) -> None:
+    def __init__(self, quic: AnyQuic, *, head_bytes: int, fields: int) -> None:
         """`head_bytes`: of a field section as RFC 9114 section 4.2.2 counts (name + value + 32). `fields`: lines."""
         self._head_bytes = head_bytes
         self._fields = fields
@@ -56,8 +58,9 @@ class H3(H3Connection):
         self._idle_frames = 0.0
         self.going_away = False
         """The peer sent GOAWAY: it takes no further requests here."""
-        super().__init__(quic)
-        self._quic: Quic = quic
+        # What the library itself asks of a connection is `configuration`, `_quic_logger`, `close` and what sends.
+        super().__init__(cast(QuicConnection, quic))
+        self._any_quic = quic
 
     def _init_connection(self) -> None:
         # With a dynamic table, one small frame can decode to any number of large fields.
@@ -171,7 +174,7 @@ class H3(H3Connection):
         self._send(stream_id, data_frame(data) if data else b"", end)
 
     def _send(self, stream_id: int, frames: bytes, end: bool) -> None:
-        if self._quic.writable(stream_id):
+        if self._any_quic.writable(stream_id):
             self._quic.send_stream_data(stream_id, frames, end)
         if end:
             self._sending_ended(stream_id)
@@ -186,7 +189,7 @@ class H3(H3Connection):
     def abort(self, stream_id: int, code: int) -> None:
         """Reset what we send on the stream and refuse what we receive."""
         self.ignore(stream_id, code)
-        self._quic.stop_sending(stream_id, code)
+        self._any_quic.stop_sending(stream_id, code)
         self._sending_ended(stream_id)
 
     def ignore(self, stream_id: int, code: int) -> None:
@@ -195,7 +198,7 @@ class H3(H3Connection):
         if stream is not None and not stream.receiving_ended:
             stream.buffer = b""
             self._refused.add(stream_id)
-        self._quic.stop_receiving(stream_id, code)
+        self._any_quic.stop_receiving(stream_id, code)
 
     def is_ignored(self, stream_id: int) -> bool:
         return stream_id in self._refused

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from aioquic.buffer import UINT_VAR_MAX_SIZE
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
@@ -16,6 +16,7 @@ from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
 from edgeproxy.client.aioquic_internals.frames import CountedQuic
+from edgeproxy.client.any_quic import Ending
 
 UNI_STREAMS = 8
 """Unidirectional streams open to the peer: control, two for QPACK, and some of types that we ignore."""
@@ -23,16 +24,6 @@ UNI_STREAMS = 8
 
 _TIMED_OUT = "Idle timeout"
 """How the library calls it; its code is that of an internal error."""
-
-
-class Ending(NamedTuple):
-    """Why a connection is over."""
-
-    by: Literal["us", "peer", "silence"]
-    code: int
-    application: bool
-    """`code` is HTTP/3's (RFC 9114 section 8.1), not QUIC's (RFC 9000 section 20.1)."""
-    reason: str
 
 
 class Quic(CountedQuic):
