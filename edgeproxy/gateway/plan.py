@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
-from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
 
 from edgeproxy.gateway.controls import Controls
 from edgeproxy.protocol.openai.errors import ApiError
@@ -14,25 +15,14 @@ from edgeproxy.routing.affinity import Sessions
 from edgeproxy.routing.choose import Decision, Hold, Wanted, choose
 from edgeproxy.routing.home import Home
 from edgeproxy.routing.length import Length
-from edgeproxy.routing.prefix import held_bytes
+from edgeproxy.routing.prefix import chain, held_bytes
 from edgeproxy.routing.shortlist import Shortlist
 from edgeproxy.upstream.node import Fleet, Node
 
 _BELIEVED_SHARE = 0.75
 """Of what was believed to be cached: an answer that counts less shows that the node has forgotten."""
 _NOTHING: dict[int, int] = {}
-
-
-class Prompt(NamedTuple):
-    """What of a request decides where it goes."""
-
-    size: int
-    """Bytes."""
-    messages: int
-    """0: it is no chat."""
-    names: tuple[int, ...]
-    """Of its chunks, keyed by tenant and model."""
-    session: int | None
+_UNHELD: dict[int, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,35 +34,64 @@ class Known:
     rng: Random
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a tenant's requests of one model and form share, for as long as the fleet has the same nodes."""
+
+    label: str
+    """The model's name for logs and labels."""
+    key: int
+    """Of the tenant and the model: what names of chunks and of sessions are made with."""
+    length: Length
+    serving: Callable[[], Shortlist[Node]]
+    """The nodes of the model in the tenant's regions as things stand. Raises ApiError 404 where there are none."""
+    nodes: Shortlist[Node]
+    """They."""
+
+
 class Plan:
     """One request's way: asked as often as it has to be sent somewhere."""
 
-    __slots__ = ("_depths", "_length", "_nodes", "_serving", "decision", "known", "label", "prompt", "wanted", "wishes")
+    __slots__ = (
+        "_depths",
+        "_messages",
+        "_nodes",
+        "_route",
+        "known",
+        "label",
+        "names",
+        "session",
+        "size",
+        "wanted",
+        "wishes",
+    )
 
     def __init__(
-        self,
-        known: Known,
-        label: str,
-        serving: Callable[[], Shortlist[Node]],
-        prompt: Prompt,
-        length: Length,
-        wishes: Controls,
+        self, known: Known, route: Route, prompt: bytes, messages: int, session: bytes | None, wishes: Controls
     ) -> None:
-        """`serving`: the nodes of its model in its tenant's regions; `length`: of prompts like it.
-
-        Raises ApiError 404 where there are none."""
+        """`messages`: 0 where it is no chat."""
         self.known = known
-        self._serving = serving
-        self._nodes = serving()
-        self._length = length
-        self.label = label
+        self._route = route
+        self._nodes = route.nodes
+        self.label = route.label
         """The model's name for logs and labels."""
-        self.prompt = prompt
-        self._depths = known.fleet.prefixes.depths(prompt.names) if prompt.names else _NOTHING
+        self.size = size = len(prompt)
+        """Of the prompt, in bytes."""
+        self._messages = messages
+        self.names = chain(prompt, route.key)
+        """Of its chunks."""
         self.wishes = wishes
-        self.wanted = self._wanted()
-        self.decision: Decision[Node] | None = None
-        """The last one."""
+        length, sticky = route.length, None
+        self.session = session if session is None else xxh3_64_intdigest(session, route.key)
+        if self.session is not None:
+            sticky = known.sessions.slot(self.session)
+        depths, cached = _NOTHING, _UNHELD
+        if self.names:
+            depths = known.fleet.prefixes.depths(self.names)
+            if depths:
+                cached = {slot: length.held(size, messages, held_bytes(depth)) for slot, depth in depths.items()}
+        self._depths = depths
+        self.wanted = Wanted(length.tokens(size, messages), cached, sticky, length.usual)
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -86,7 +105,7 @@ class Plan:
 
     @property
     def bytes_per_token(self) -> float:
-        return 1.0 / self._length.per_byte
+        return 1.0 / self._route.length.per_byte
 
     def decide(self, now: float, hold_s: float = 0.0) -> Decision[Node] | Hold:
         """`hold_s`: how long it may be held where all nodes are hot."""
@@ -97,15 +116,12 @@ class Plan:
         else:
             home = Home(regions, strict=True)
             nodes, far = self.nodes, ()
-        found = choose(nodes, wanted, home, now, known.rng, hold_s, far)
-        if not isinstance(found, Hold):
-            self.decision = found
-        return found
+        return choose(nodes, wanted, home, now, known.rng, hold_s, far)
 
     def in_turn(self, now: float) -> Iterator[Node]:
         """Every node that may serve it, as things stand; none, where a reload has taken the model away."""
         try:
-            self._nodes = self._serving()
+            self._nodes = self._route.serving()
         except ApiError:
             return iter(())
         found = self.decide(now)
@@ -131,10 +147,10 @@ class Plan:
 
     def counted(self, slot: int, prompt_tokens: int, cached_tokens: int | None) -> None:
         """An answer of the node counted its prompt."""
-        prompt, length = self.prompt, self._length
-        if prompt_tokens <= 0 or not prompt.size:
+        size, length = self.size, self._route.length
+        if prompt_tokens <= 0 or not size:
             return
-        length.counted(prompt.size, prompt.messages, prompt_tokens)
+        length.counted(size, self._messages, prompt_tokens)
         if cached_tokens is None:
             return
         believed = self.wanted.cached.get(slot)
@@ -142,15 +158,6 @@ class Plan:
             length.found(min(max(cached_tokens, 0), prompt_tokens))
         elif cached_tokens < _BELIEVED_SHARE * min(believed, prompt_tokens):
             self.known.fleet.prefixes.overestimated(slot)
-
-    def _wanted(self) -> Wanted:
-        size, messages, _, session = self.prompt
-        length = self._length
-        cached: dict[int, float] = {}
-        if self._depths:
-            cached = {slot: length.held(size, messages, held_bytes(depth)) for slot, depth in self._depths.items()}
-        sticky = None if session is None else self.known.sessions.slot(session)
-        return Wanted(length.tokens(size, messages), cached, sticky, usual=length.usual)
 
 
 def in_turn(decision: Decision[Node], now: float) -> Iterator[Node]:

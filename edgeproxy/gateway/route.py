@@ -11,17 +11,18 @@ from edgeproxy.access.tenants import Tenant
 from edgeproxy.gateway.admit import ChatRequest
 from edgeproxy.gateway.controls import Controls
 from edgeproxy.gateway.hold import Holds
-from edgeproxy.gateway.plan import Known, Plan, Prompt
+from edgeproxy.gateway.plan import Known, Plan, Route
 from edgeproxy.gateway.visit import Visit
 from edgeproxy.observe.fleet import PATTERN_MODEL
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.routing.affinity import Sessions
 from edgeproxy.routing.length import Length
-from edgeproxy.routing.prefix import chain
 from edgeproxy.routing.shortlist import Shortlist
 from edgeproxy.upstream.node import Fleet, Node
 
 _REMEMBERED = 1024
+_MAX_NAME = 256
+"""Characters: where a pattern matches, models' names are the clients', and longer ones are not kept."""
 
 
 class Router:
@@ -37,7 +38,8 @@ class Router:
         """By model, whether it is a chat, and whether it has tools."""
         self._nodes: tuple[Node, ...] = ()
         self._lists: dict[tuple[int, frozenset[str] | None], Shortlist[Node]] = {}
-        self._keys: dict[tuple[str, str], int] = {}
+        self._routes: dict[tuple[str, frozenset[str] | None, str, bool, bool], Route] = {}
+        """By tenant and its regions, model, whether it is a chat, and whether it has tools."""
         self._epochs: dict[int, int] = {}
 
     def label(self, model: str) -> str | None:
@@ -48,25 +50,21 @@ class Router:
 
     def plan(self, request: ChatRequest, tenant: Tenant, wishes: Controls) -> Plan:
         """Raises ApiError 404; a model that only other tenants' regions serve does not exist for this one."""
-        model = request.model
-        label = model if model in self._fleet.models else PATTERN_MODEL
-        form = label, request.messages > 0, request.tools
-        length = self._lengths.get(form)
-        if length is None:
-            length = self._lengths[form] = Length()
-        key = self._key(tenant.name, model if label is not PATTERN_MODEL else label)
-        session = wishes.session or request.session
-        prompt = Prompt(
-            len(request.prompt),
-            request.messages,
-            chain(request.prompt, key),
-            None if session is None else xxh3_64_intdigest(session, key),
-        )
-        return Plan(self._known, label, partial(self._serving, model, tenant), prompt, length, wishes)
+        if self._nodes is not self._fleet.nodes:
+            self._reloaded()
+        form = tenant.name, tenant.regions, request.model, request.messages > 0, request.tools
+        route = self._routes.get(form)
+        if route is None:
+            route = self._route(request, tenant)
+            if len(request.model) <= _MAX_NAME:
+                if len(self._routes) >= _REMEMBERED:
+                    self._routes.clear()
+                self._routes[form] = route
+        return Plan(self._known, route, request.prompt, request.messages, wishes.session or request.session, wishes)
 
     def visit(self, plan: Plan, node: Node, now: float) -> Visit:
         """The request goes to the node now."""
-        if plan.prompt.names:
+        if plan.names:
             self._look_after(node, plan)
         return Visit(plan, node, self.holds, now)
 
@@ -81,11 +79,21 @@ class Router:
         if report is not None and report.kv_blocks_total:
             prefixes.capacity(slot, report.kv_blocks_total * report.block_tokens, plan.bytes_per_token)
 
-    def _serving(self, model: str, tenant: Tenant) -> Shortlist[Node]:
-        nodes, regions = self._fleet.serving(model), tenant.regions
+    def _route(self, request: ChatRequest, tenant: Tenant) -> Route:
+        model = request.model
+        label = model if model in self._fleet.models else PATTERN_MODEL
+        nodes = partial(self._serving, model, tenant.regions)
+        shortlist = nodes()
+        length = self._lengths.setdefault((label, request.messages > 0, request.tools), Length())
+        # Names of a prompt's chunks differ by tenant and by model, and nobody outside can compute them.
+        key = xxh3_64_intdigest(f"{tenant.name}\0{label}".encode(), self._secret)
+        return Route(label, key, length, nodes, shortlist)
+
+    def _serving(self, model: str, regions: frozenset[str] | None) -> Shortlist[Node]:
+        """Raises ApiError 404."""
         if self._nodes is not self._fleet.nodes:
-            self._nodes = self._fleet.nodes
-            self._lists.clear()
+            self._reloaded()
+        nodes = self._fleet.serving(model)
         # The fleet gives the same tuple for the same model, for as long as it has the same nodes.
         key = (id(nodes), regions)
         found = self._lists.get(key)
@@ -98,14 +106,10 @@ class Router:
             found = self._lists[key] = Shortlist(allowed)
         return found
 
-    def _key(self, tenant: str, model: str) -> int:
-        """Names of a prompt's chunks differ by tenant and by model, and nobody outside can compute them."""
-        key = self._keys.get((tenant, model))
-        if key is None:
-            if len(self._keys) >= _REMEMBERED:
-                self._keys.clear()
-            key = self._keys[tenant, model] = xxh3_64_intdigest(f"{tenant}\0{model}".encode(), self._secret)
-        return key
+    def _reloaded(self) -> None:
+        self._nodes = self._fleet.nodes
+        self._lists.clear()
+        self._routes.clear()
 
 
 def model_not_found() -> ApiError:

@@ -67,24 +67,24 @@ class Visit:
             plan.counted(node.slot, call.prompt_tokens, call.cached_tokens)
             if call.cached_tokens is not None:
                 tokens = max(float(call.prompt_tokens - call.cached_tokens), 1.0)
-        if call.prefix is not None and plan.prompt.names:
-            node.evictions.answered(call.prefix, plan.prompt.names, plan.prompt.size)
-        if plan.prompt.session is not None:
-            plan.known.sessions.served(plan.prompt.session, node.slot)
+        if call.prefix is not None and plan.names:
+            node.evictions.answered(call.prefix, plan.names, plan.size)
+        if plan.session is not None:
+            plan.known.sessions.served(plan.session, node.slot)
         outlook, first_at, terms = node.outlook, call.first_at, call.terms
         if first_at is None:  # not streamed, by a node that tells no terms: when its first token was made, nobody knows
             outlook.load.began(self.sent, None)
             return
+        shown = first_at - self.at
         queue = terms.get("queue")
         work = None
         if queue is not None:  # of the node's own terms, those that are not queue
             work = terms.get("parse", 0.0) + terms.get("prefill", 0.0) + terms.get("first", 0.0)
-        timings = Timings(first_at - self.at, queue, work)
-        outlook.began(self.sent, tokens, timings, self.expected)
+        outlook.began(self.sent, tokens, Timings(shown, queue, work), self.expected)
         if outlook.pace.samples <= _TELLING:
             for other in plan.nodes:
                 other.outlook.pace.suppose(outlook.pace)
-        call.expected_s, call.shown_s = self.expected, timings.first_token
+        call.expected_s, call.shown_s = self.expected, shown
 
     def resumed(self) -> None:
         """Another node goes on with the stream: its prompt is computed, and tells nothing of first tokens."""
@@ -105,14 +105,14 @@ class Visit:
         tokens = plan.wanted.to_compute(slot)
         self.expected = outlook.expect(now, tokens)
         self.sent = outlook.sent(now, tokens)
-        if plan.prompt.names:
-            plan.known.fleet.prefixes.sent(slot, plan.prompt.names)
+        if plan.names:
+            plan.known.fleet.prefixes.sent(slot, plan.names)
         node.in_flight += 1
 
     def _end(self) -> None:
         node, plan = self.node, self._plan
         node.in_flight -= 1
         node.outlook.ended(self.sent, monotonic(), served=self._served)
-        if not self.sent.began and plan.prompt.names:
-            plan.known.fleet.prefixes.unsent(node.slot, plan.prompt.names, plan.depth(node.slot))
+        if not self.sent.began and plan.names:
+            plan.known.fleet.prefixes.unsent(node.slot, plan.names, plan.depth(node.slot))
         self._holds.rest(node)

@@ -37,13 +37,16 @@ class Breaker:
 
     __slots__ = (
         "_consecutive",
+        "_first_wait_s",
         "_limits",
+        "_newest",
         "_open_until",
         "_seconds",
         "_trial_until",
         "_wait_s",
         "not_before",
         "tripped",
+        "wary_until",
     )
 
     def __init__(self, limits: BreakerLimits | None = None) -> None:
@@ -51,12 +54,16 @@ class Breaker:
         """The node asked to be left alone until then (429 with Retry-After)."""
         self._limits = limits or BreakerLimits()
         self.tripped = False
-        """Open or half-open. While it is not, `not_before` alone decides whether the node is `admitted`."""
+        """Open or half-open."""
+        self.wary_until = -inf
+        """From then on the node is admitted; before, `admits` is to be asked."""
         self._open_until = -inf
         self._trial_until = -inf
-        self._wait_s = self._limits.first_wait_s
+        self._first_wait_s = self._wait_s = self._limits.first_wait_s
         self._consecutive = 0
         self._seconds: deque[_Second] = deque()
+        self._newest = _Second(-inf)
+        """The last of them, once there is one."""
 
     def state(self, now: float) -> State:
         if not self.tripped:
@@ -77,11 +84,11 @@ class Breaker:
     def succeeded(self, now: float) -> None:
         """The node answered: any status below 500."""
         self._consecutive = 0
-        self._wait_s = self._limits.first_wait_s
+        self._wait_s = self._first_wait_s
         if self.tripped:
             self._close()
         else:
-            self._count(now, failed=False)
+            self._second(now).requests += 1
 
     def failed(self, now: float) -> None:
         """Connect error, 5xx, or no first byte in time."""
@@ -91,7 +98,9 @@ class Breaker:
                 self._open(now)
             return
         self._consecutive += 1
-        self._count(now, failed=True)
+        second = self._second(now)
+        second.requests += 1
+        second.failures += 1
         if self._consecutive >= self._limits.consecutive or self._share_exceeded(now):
             self._open(now)
 
@@ -109,26 +118,30 @@ class Breaker:
     def hold_off(self, seconds: float, now: float) -> None:
         """429: nothing is sent for `seconds`."""
         self.not_before = max(self.not_before, now + seconds)
+        self.wary_until = max(self.wary_until, self.not_before)
 
     def _open(self, now: float) -> None:
         self.tripped = True
+        self.wary_until = inf
         self._open_until = now + self._wait_s
         self._trial_until = -inf
 
     def _close(self) -> None:
         self.tripped = False
+        self.wary_until = self.not_before
         self._trial_until = -inf
         self._consecutive = 0
         self._seconds.clear()
+        self._newest = _Second(-inf)
 
-    def _count(self, now: float, *, failed: bool) -> None:
-        start = now - now % 1.0
-        if not self._seconds or self._seconds[-1].start != start:
-            self._seconds.append(_Second(start))
+    def _second(self, now: float) -> _Second:
+        """The one of `now`."""
+        newest = self._newest
+        if not newest.start <= now < newest.start + 1.0:
+            newest = self._newest = _Second(now - now % 1.0)
+            self._seconds.append(newest)
             self._forget(now)
-        second = self._seconds[-1]
-        second.requests += 1
-        second.failures += failed
+        return newest
 
     def _share_exceeded(self, now: float) -> bool:
         self._forget(now)

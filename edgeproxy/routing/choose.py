@@ -13,6 +13,7 @@ The fast loop of routing, once per request; the slow one is `home`. In order:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from math import inf
 from random import Random
@@ -20,8 +21,9 @@ from types import MappingProxyType
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from edgeproxy.routing.breaker import Breaker
-from edgeproxy.routing.forecast import UNMEASURED_S, Basis, Forecast, Outlook
+from edgeproxy.routing.forecast import Basis, Forecast, Outlook
 from edgeproxy.routing.home import Home
+from edgeproxy.routing.rtt import UNMEASURED_S
 
 GAIN_S = 0.010
 GAIN_SHARE = 0.20
@@ -96,48 +98,47 @@ class Hold(NamedTuple):
 
 
 class Option(NamedTuple, Generic[N]):
-    """A node and what its forecast rested on, as the decision saw it."""
+    """A node, and what was expected of it."""
 
     node: N
-    basis: Basis
+    forecast: Forecast
     held: float
     """Of the prompt's tokens, those that it was taken to hold."""
 
-    @property
-    def forecast(self) -> Forecast:
-        return Forecast.of(self.basis)
+
+_Noted = tuple[N, Basis]
+_UNNOTED = (None, None)
+_LAST_RESORTS = frozenset(("least-bad", "none"))
 
 
 class Decision(Generic[N]):
     """Where a request goes, and what that rested on. Few requests need a second node, and few decisions are looked at:
     so the other nodes, and what people are shown, are worked out when somebody asks."""
 
-    __slots__ = ("_fit", "_home", "_index", "_nodes", "_noted", "_now", "first", "fit", "hot", "reason", "wanted")
+    __slots__ = ("_home", "_index", "_nodes", "_noted", "_now", "_order", "first", "hot", "reason", "wanted")
 
     def __init__(
         self,
         nodes: Sequence[N],
         first: int | None,
-        fit: list[tuple[float, int]],
+        order: list[tuple[float, int]],
         reason: Reason,
         wanted: Wanted,
         home: Home,
         now: float,
         hot: bool = False,
     ) -> None:
-        """`first`: index in `nodes`; `fit`: (cost, index) of those that are fit, cheapest first: two at least, where
+        """`first`: index in `nodes`; `order`: (cost, index) of those that are fit, cheapest first: two at least, where
         there are as many."""
         self._nodes = nodes
         self._index = first
-        self._fit = fit
-        self._noted: list[tuple[N, Basis, float]] = []
+        self._order = order
+        self._noted: tuple[_Noted[N] | None, _Noted[N] | None] = _UNNOTED
         self._home = home
         self._now = now
         self.first = None if first is None else nodes[first]
         """None: there is no node at all."""
         self.wanted = wanted
-        self.fit = bool(fit)
-        """The node chosen is no last resort."""
         self.reason = reason
         """pinned: the region that the client put first. home: the home region's node. faster: another region's, for a
         clear gain. failover: none there is fit. session: kept for its session. standby: no other is fit. least-bad:
@@ -145,24 +146,34 @@ class Decision(Generic[N]):
         self.hot = hot
         """Whether the node chosen makes its requests wait."""
 
+    @property
+    def fit(self) -> bool:
+        """The node chosen is no last resort."""
+        return self.reason not in _LAST_RESORTS
+
     def noted(self) -> Decision[N]:
         """Itself, which from now on tells `options` as they were now: sending the request changes the nodes' load."""
-        first, wanted, now = self._index, self.wanted, self._now
-        second = next((index for _, index in self._fit if index != first), None)
-        self._noted = []
-        for index in (first, second):
-            if index is not None:
-                node = self._nodes[index]
-                held = wanted.cached.get(node.slot, wanted.usual) if wanted.cached else wanted.usual
-                compute = wanted.tokens - held
-                self._noted.append((node, node.outlook.basis(now, compute if compute > 1.0 else 1.0), held))
-        self._fit = []  # decisions are kept by the thousand
+        first, order, now = self.first, self._order, self._now
+        if first is not None:
+            other = None
+            if len(order) > 1:
+                node = self._nodes[order[1][1] if order[0][1] == self._index else order[0][1]]
+                other = node, node.outlook.basis(now)
+            self._noted = (first, first.outlook.basis(now)), other
+            self._order = []  # decisions are kept by the thousand
         return self
 
     def options(self) -> tuple[Option[N] | None, Option[N] | None]:
         """The node chosen, and the best of the others that are fit, as they were when the decision was noted."""
-        first, second = ([Option(*one) for one in self._noted] + [None, None])[:2]
-        return first, second
+        first, second = self._noted
+        return self._option(first), self._option(second)
+
+    def _option(self, noted: _Noted[N] | None) -> Option[N] | None:
+        if noted is None:
+            return None
+        (node, basis), wanted = noted, self.wanted
+        held = wanted.cached.get(node.slot, wanted.usual)
+        return Option(node, Forecast.of(basis, self._now, wanted.to_compute(node.slot)), held)
 
     def others(self, now: float) -> tuple[list[N], list[N]]:
         """The nodes to try after the first, in order, as things stand `now`: those that are fit, and a last resort."""
@@ -190,22 +201,15 @@ def choose(
     if not order:
         return _least_bad(nodes, wanted, home, now)
     best, index = order[0]
-    hot = nodes[index].outlook.load.hot(now, wanted.to_compute(nodes[index].slot))
+    node = nodes[index]
+    hot = node.outlook.load.hot(now, wanted.to_compute(node.slot))
     if hot and hold_s >= LEAST_HOLD_S and _all_hot(nodes, wanted, home, now):
         return Hold(now + min(hold_s, MAX_HOLD_S))
     if not fit:
         return Decision(nodes, index, order, "standby", wanted, home, now, hot)
-    reason: Reason = "failover"
-    at_home = _at_home(nodes, fit, home.region)
-    if at_home is None and home.region is not None:
-        at_home = _at_home(nodes, fit, _home_of(nodes, home))
-    if at_home is not None:
-        staying = at_home[0] - best <= max(GAIN_S, GAIN_SHARE * at_home[0])
-        reason = "home" if staying else "faster"
-        if staying:
-            best, index = at_home
-    elif home.region is None and nodes[index].region == next(iter(home.ranks), None):
-        reason = "pinned" if home.step_s else "home"
+    reason: Reason = "home"
+    if node.region != home.region:
+        reason, best, index = _away(nodes, fit, home)
     index = _by_lot(nodes, fit, best, index, rng)
     if wanted.sticky is not None and nodes[index].slot != wanted.sticky:
         kept = _kept(nodes, fit, best, wanted.sticky)
@@ -247,8 +251,7 @@ def _costs(
             if far and far[index] > most:
                 break
             continue
-        breaker = node.breaker
-        if not node.ready or node.draining or now < breaker.not_before or (breaker.tripped and not breaker.admits(now)):
+        if not node.ready or node.draining or (now < node.breaker.wary_until and not node.breaker.admits(now)):
             continue
         if outlook.rtt.srtt is None:
             cost += UNMEASURED_S * home.ranks.get(node.region, len(home.ranks))
@@ -264,10 +267,29 @@ def _costs(
             else:
                 second = cost
             if at_home:
-                most = max(second, best + max(AFFINITY_S, AFFINITY_SHARE * best))
+                share = AFFINITY_SHARE * best
+                most = best + (share if share > AFFINITY_S else AFFINITY_S)
+                if second > most:
+                    most = second
     fit.sort()
     standby.sort()
     return fit, standby
+
+
+def _away(nodes: Sequence[N], fit: list[tuple[float, int]], home: Home) -> tuple[Reason, float, int]:
+    """The cheapest is not at home: why a request goes there all the same, or the node at home for which it stays;
+    with its cost and index."""
+    best, index = fit[0]
+    at_home = _at_home(nodes, fit, home.region)
+    if at_home is None and home.region is not None:
+        at_home = _at_home(nodes, fit, _home_of(nodes, home))
+    if at_home is not None:
+        if at_home[0] - best <= max(GAIN_S, GAIN_SHARE * at_home[0]):
+            return "home", *at_home
+        return "faster", best, index
+    if home.region is None and nodes[index].region == next(iter(home.ranks), None):
+        return ("pinned" if home.step_s else "home"), best, index
+    return "failover", best, index
 
 
 def _home_of(nodes: Sequence[N], home: Home) -> str | None:
@@ -285,17 +307,15 @@ def _at_home(nodes: Sequence[N], fit: list[tuple[float, int]], region: str | Non
 
 
 def _by_lot(nodes: Sequence[N], fit: list[tuple[float, int]], best: float, index: int, rng: Random) -> int:
-    """One of those in the region of `index` whose cost is near its own, `best`."""
-    most, region = best + EQUAL_SHARE * best, nodes[index].region
-    equals, drawn = 1, index
-    for cost, other in fit:
-        if cost > most:
-            break
-        if other != index and nodes[other].region == region:
-            equals += 1  # each of n equals stays with a chance of 1/n
-            if rng.random() * equals < 1.0:
-                drawn = other
-    return drawn
+    """One of those in the region of `index` whose cost is near its own, `best`: drawn from all that are near it until
+    one is of that region, as most of them are."""
+    near, region = bisect_right(fit, (best + EQUAL_SHARE * best, len(nodes))), nodes[index].region
+    if near == 1:
+        return index
+    while True:
+        drawn = fit[int(rng.random() * near)][1]
+        if nodes[drawn].region == region:
+            return drawn
 
 
 def _kept(nodes: Sequence[N], fit: list[tuple[float, int]], best: float, slot: int) -> int | None:

@@ -12,19 +12,21 @@ from edgeproxy.routing.pace import CHUNK_TOKENS, Pace
 from edgeproxy.routing.rtt import RttEstimator
 from edgeproxy.routing.typical import Typical
 
-UNMEASURED_S = 1.0
-"""Taken for the network of a node that nobody has measured: after all that were, in the operator's order."""
 DOUBT_S = 0.010
 DOUBT_SHARE = 0.20
 """The larger of both is what a hot node pays: it wins only where it is clearly better all the same."""
 STARVED_S = 30.0
 """Without an answer for so long, six probes of a near node, what was learnt of a node's pace begins to fade."""
+MOMENT_S = 0.005
+"""Answers this close to one that was learnt from came out of the same few steps: they tell the same, and hundreds of
+them a second would wash out what all earlier ones told."""
 _MAX_WAITED = 4.0
 _MAX_SHARED = 2.0
 
 
 Basis = tuple[float, float, float, float, float, float, float, float, float, float]
-"""Network, prompts ahead, wait for memory, doubt of an old report (seconds); tokens; pace and gains, as they were."""
+"""Network (seconds), when prompts ahead are done and when there is memory, doubt of an old report (seconds), rows that
+run; pace and gains, as they were."""
 
 
 class Forecast(NamedTuple):
@@ -40,13 +42,13 @@ class Forecast(NamedTuple):
         return self.network + self.queue + self.prefill + self.decode
 
     @classmethod
-    def of(cls, basis: Basis) -> Forecast:
-        """`basis`: as an Outlook gives it."""
-        far, ahead, room, rest, tokens, decode, per_token, rows, waited, shared = basis
-        ahead = max(ahead, 0.0)
+    def of(cls, basis: Basis, now: float, tokens: float) -> Forecast:
+        """`basis`: as an Outlook gave it at `now`; `tokens`: of the prompt, that the node has to compute."""
+        network, free_at, room_at, rest, running, decode, per_token, per_row, waited, shared = basis
+        ahead, rows = max(free_at - now, 0.0), per_row * running
         prefill = per_token * tokens + rows * (1.0 + tokens / CHUNK_TOKENS)
         beside = min(ahead, decode + prefill) * shared
-        return cls(far, ahead * waited + max(room, 0.0) + rest, prefill + beside, decode)
+        return cls(network, ahead * waited + max(room_at - now, 0.0) + rest, prefill + beside, decode)
 
 
 class Timings(NamedTuple):
@@ -63,22 +65,22 @@ class Timings(NamedTuple):
 class Outlook:
     """One node: how far (`rtt`), how busy (`load`), how fast (`pace`)."""
 
-    __slots__ = ("_learnt_at", "extra_trips", "lateness", "load", "pace", "rtt", "shared", "typical", "waited")
+    __slots__ = ("_learnt_at", "_since", "lateness", "load", "pace", "rtt", "shared", "typical", "waited")
 
     def __init__(self, rtt: RttEstimator | None = None, pace: Pace | None = None) -> None:
         self.rtt = rtt or RttEstimator()
         self.load = Load()
         self.pace = pace or Pace()
-        self.extra_trips = 0
-        """Round trips for handshakes before a request can be sent: 0 while a warm connection waits."""
         self.lateness = Lateness()
         self.typical = Typical()
         self.waited = Gain(1.0, _MAX_WAITED)
         """Real queue by the prompts ahead: a scheduler that takes short prompts first makes it small..."""
         self.shared = Gain(0.0, _MAX_SHARED)
         """...and has prompts share the steps: what a prompt took longer, by the smaller of itself and those ahead."""
-        self._learnt_at: float | None = None
-        """None until it is first seen."""
+        self._learnt_at = -inf
+        """The first token that was learnt from last."""
+        self._since: float | None = None
+        """First probe."""
 
     def cost(self, now: float, tokens: float, doubted: bool = False, most: float = inf) -> float:
         """`forecast(...).total`: asked of every node at every request, and therefore unrolled.
@@ -86,31 +88,25 @@ class Outlook:
         `tokens`: of the prompt, that the node has to compute. `doubted`: with what a hot node pays for the doubt.
         `most`: of a node that costs more, it is told only that it does.
         """
-        pace, network = self.pace, self.rtt.network
-        work = pace.decode + pace.per_token * tokens
-        spent = work + (UNMEASURED_S if network is None else network)
+        pace, load = self.pace, self.load
+        rows = pace.per_row * load.running
+        work = pace.decode + rows + (pace.per_token + rows / CHUNK_TOKENS) * tokens
+        spent = work + self.rtt.network
         if spent > most:  # and all that follows only adds to it
             return spent
-        load = self.load
-        running, reported_at = load.running, load.reported_at
-        if running:
-            beside = pace.per_row * running * (1.0 + tokens / CHUNK_TOKENS)
-            work += beside
-            spent += beside
-        if self.extra_trips and network is not None:
-            spent += self.extra_trips * (self.rtt.srtt or 0.0)
-        queue, room = load.free_at - now, load.room_at - now
-        if queue > 0.0:
+        hot = load.free_tokens < tokens
+        if load.free_at > now:
+            queue = load.free_at - now
             spent += queue * self.waited.value + (queue if queue < work else work) * self.shared.value
-        if room > 0.0:
-            spent += room
-        if reported_at is not None:
-            if now - reported_at > FRESH_S:
-                spent += load.widening(now)
-            unknown = False
-        else:
-            unknown = load.pending >= UNREPORTED_PUSHES
-        if doubted and (unknown or queue > HOT_QUEUE_S or room > 0.0 or load.free_tokens < tokens):
+            hot = hot or queue > HOT_QUEUE_S
+        if load.room_at > now:
+            spent += load.room_at - now
+            hot = True
+        if load.reported_at is None:
+            hot = hot or load.pending >= UNREPORTED_PUSHES
+        elif now - load.reported_at > FRESH_S:
+            spent += load.widening(now)
+        if hot and doubted:
             spent += max(DOUBT_S, DOUBT_SHARE * spent)
         return spent
 
@@ -119,19 +115,17 @@ class Outlook:
         return self.cost(now, tokens) * self.typical.factor(self.load.free_at - now)
 
     def forecast(self, now: float, tokens: float) -> Forecast:
-        return Forecast.of(self.basis(now, tokens))
+        return Forecast.of(self.basis(now), now, tokens)
 
-    def basis(self, now: float, tokens: float) -> Basis:
-        """What the forecast of now rests on. Most decisions are never looked at: so much is kept of them."""
-        load, pace, network = self.load, self.pace, self.rtt.network
-        far = UNMEASURED_S if network is None else network
-        if self.extra_trips and network is not None:
-            far += self.extra_trips * (self.rtt.srtt or 0.0)
-        ahead, room, rest = load.free_at - now, load.room_at - now, 0.0
+    def basis(self, now: float) -> Basis:
+        """What a forecast of now rests on. Most decisions are never looked at: so much is kept of them."""
+        load, pace, rest = self.load, self.pace, 0.0
         if load.reported_at is not None and now - load.reported_at > FRESH_S:
             rest = load.widening(now)
-        rows = pace.per_row * load.running
-        return far, ahead, room, rest, tokens, pace.decode, pace.per_token, rows, self.waited.value, self.shared.value
+        return (
+            self.rtt.network, load.free_at, load.room_at, rest, load.running,
+            pace.decode, pace.per_token, pace.per_row, self.waited.value, self.shared.value,
+        )  # fmt: skip
 
     def reported(self, told: Occupancy, now: float, tokens_per_s: float = 0.0) -> None:
         """A report came with an answer or a probe; `tokens_per_s`: the prefill rate that it states, 0 if none."""
@@ -141,34 +135,38 @@ class Outlook:
     def sent(self, now: float, tokens: float) -> Sent:
         """A request with so many tokens to compute goes there now. `ended` is owed for it, once."""
         load = self.load
-        sent = Sent(now, tokens, load.running, max(load.free_at - now, 0.0))
+        queue = load.free_at - now
+        sent = Sent(now, tokens, load.running, queue if queue > 0.0 else 0.0)
         load.sent(sent, self.pace)
         return sent
 
     def began(self, sent: Sent, tokens: float, timings: Timings, expected: float) -> None:
         """The first token is here: what was to be computed in truth, how long it took, and how long was expected."""
-        self.load.began(sent, timings.queue, self.pace, sent.at + timings.first_token)
-        self.lateness.seen(timings.first_token - expected)
-        self.typical.seen(sent.queue, later=timings.first_token > expected)
-        queue, work = timings.queue, timings.work
+        first_token, queue, work = timings
+        at = sent.at + first_token
+        self.load.began(sent, queue, self.pace, at)
+        if -MOMENT_S < at - self._learnt_at < MOMENT_S:
+            return
+        self._learnt_at = at
+        self.lateness.seen(first_token - expected)
+        self.typical.seen(sent.queue, later=first_token > expected)
         if queue is not None:
             self.waited.learn(sent.queue, queue)
         if work is None:
             # All is mixed: what is neither the network nor the queue that we expected was work.
-            work = timings.first_token - (self.rtt.srtt or 0.0) - sent.queue * self.waited.value
+            work = first_token - (self.rtt.srtt or 0.0) - sent.queue * self.waited.value
         else:
             alone = self.pace.expect(tokens, sent.running)
             beside = min(sent.queue, alone)
             self.shared.learn(beside, work - alone)
             work -= beside * self.shared.value
-        self._learnt_at = sent.at + timings.first_token
         self.pace.observe(tokens, sent.running, max(work, 0.0))
 
     def probed(self, now: float) -> None:
         """It lives: where it has not answered for a while, its pace is doubted, so that it does not starve."""
-        if self._learnt_at is None:
-            self._learnt_at = now
-        elif now - self._learnt_at > STARVED_S and not self.load.pending:
+        if self._since is None:
+            self._since = now
+        elif now - max(self._since, self._learnt_at) > STARVED_S and not self.load.pending:
             self.pace.relax()
 
     def ended(self, sent: Sent, now: float, *, served: bool) -> None:

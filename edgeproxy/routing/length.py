@@ -49,7 +49,8 @@ class Length:
 
     def tokens(self, size: int, messages: int) -> float:
         """`size`: bytes of the prompt, as JSON; `messages`: 0 for one that is no chat."""
-        return max(self.base + self.per_message * messages + self.per_byte * size, 1.0)
+        tokens = self.base + self.per_message * messages + self.per_byte * size
+        return tokens if tokens > 1.0 else 1.0
 
     def held(self, size: int, messages: int, held_bytes: int) -> float:
         """Tokens in the first `held_bytes` of a prompt; the template's head comes before them."""
@@ -60,13 +61,13 @@ class Length:
     def counted(self, size: int, messages: int, tokens: int) -> None:
         """A node counted a prompt. What no text can have, a node that miscounts, is taken for the nearest possible."""
         expected = self.tokens(size, messages)
-        found = min(max(float(tokens), _LEAST[2] * size), _MOST[2] * size + _MOST[0])
-        miss = found - expected
-        if self.samples and abs(miss) <= max(_EXACT, _EXACT_SHARE * expected):
+        share = _EXACT_SHARE * expected
+        if abs(tokens - expected) <= (share if share > _EXACT else _EXACT) and self.samples:
             self.error -= self.error * _ERROR_WEIGHT
             return
+        found = min(max(float(tokens), _LEAST[2] * size), _MOST[2] * size + _MOST[0])
         scale = 1.0 / (_NOISE + _NOISE_SHARE * expected)
-        miss = self._clipped(miss * scale)
+        miss = self._clipped((found - expected) * scale)
         now = self.base, self.per_message, self.per_byte
         x = scale, messages * scale, size * scale
         self.base, self.per_message, self.per_byte = self._fit.moved(now, x, miss, _FORGETTING, _LEAST, _MOST)

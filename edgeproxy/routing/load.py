@@ -123,13 +123,14 @@ class Load:
 
     def sent(self, sent: Sent, pace: Pace) -> None:
         """A request goes there. The caller sees to `began` and, whatever becomes of it, to `ended`, once."""
-        if len(self._pending) < _MAX_PENDING:
+        tokens, free_at = sent.tokens, self.free_at
+        if self.pending < _MAX_PENDING:
             self._pending[sent] = None
             self.pending += 1
-            self._pending_tokens += sent.tokens
-        sent.work = pace.decode + sent.tokens * pace.drain(self.running)
-        self.free_at = max(self.free_at, sent.at) + sent.work
-        self.free_tokens -= sent.tokens
+            self._pending_tokens += tokens
+        sent.work = work = pace.decode + tokens * pace.drain(self.running)
+        self.free_at = (free_at if free_at > sent.at else sent.at) + work
+        self.free_tokens -= tokens
 
     def began(self, sent: Sent, queue: float | None, pace: Pace | None = None, now: float = -inf) -> None:
         """Its first token is here, since `now`; `queue`: how long it waited, where the node says so. `pace`: what is
@@ -140,20 +141,22 @@ class Load:
         if sent.at > self._left_at:  # else it is among those that the report counts
             self.running += 1.0
         self._settle(sent)
-        if pace is not None:
+        if pace is not None and self.free_at > now:
             ours = self.pending * pace.decode + self._pending_tokens * pace.drain(self.running)
             self.free_at = min(self.free_at, max(self._others_at, now) + ours)
 
     def ended(self, sent: Sent, now: float, *, served: bool) -> None:
         """The answer is over; `served`: it came to its end."""
-        if sent.began or sent.at <= self._left_at:
-            self.running = max(self.running - 1.0, 0.0)
+        began = sent.began
+        if began or sent.at <= self._left_at:
+            left = self.running - 1.0
+            self.running = left if left > 0.0 else 0.0
         if served:
             self._service_s += (now - sent.at - self._service_s) * _WEIGHT
-        if not sent.began:  # nobody waits behind it any more
-            self.free_at -= sent.work
         self.free_tokens += sent.tokens
-        self._settle(sent)
+        if not began:
+            self.free_at -= sent.work  # nobody waits behind it any more
+            self._settle(sent)
 
     def reported(self, told: Occupancy, pace: Pace, now: float, trip: float) -> None:
         """`trip`: the round trip; what was sent within it before `now` cannot be in the report."""
@@ -179,9 +182,12 @@ class Load:
             self.free_tokens -= sent.tokens
 
     def _settle(self, sent: Sent) -> None:
+        """Nobody waits for its first token any more."""
         if sent in self._pending:
             del self._pending[sent]
             self.pending -= 1
-            self._pending_tokens = self._pending_tokens - sent.tokens if self._pending else 0.0  # no rounding is left
-        if self.reported_at is None and not self._pending:
-            self.free_at = -inf  # nothing of ours is before it, and of others' we know nothing
+            self._pending_tokens -= sent.tokens
+        if not self.pending:
+            self._pending_tokens = 0.0  # no rounding is left
+            if self.reported_at is None:
+                self.free_at = -inf  # nothing of ours is before it, and of others' we know nothing

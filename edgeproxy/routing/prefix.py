@@ -40,6 +40,8 @@ _PIECES = tuple(slice(start, end) for start, end in zip((0, *ENDS), ENDS, strict
 
 def chain(prompt: bytes, key: int) -> tuple[int, ...]:
     """A name for each whole chunk of `prompt` and all before it. `key`: the tenant's, 64 bits."""
+    if len(prompt) < ENDS[0]:
+        return ()
     names = []
     for piece in _PIECES[: bisect_right(ENDS, len(prompt))]:
         key = xxh3_64_intdigest(prompt[piece], key)

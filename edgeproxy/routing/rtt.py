@@ -10,6 +10,8 @@ from collections import deque
 from math import inf
 
 WINDOW_S = 300.0
+UNMEASURED_S = 1.0
+"""Taken for the network of a node that nobody has measured: after all that were, in the operator's order."""
 _SLOT_S = 10.0
 KERNEL_FLOOR = 0.7
 """A kernel round trip below this share of the probes' minimum ends at something nearer than the node: a relay, a load
@@ -24,8 +26,8 @@ class RttEstimator:
     def __init__(self) -> None:
         self.srtt: float | None = None
         self.rttvar = 0.0
-        self.network: float | None = None
-        """What a request should expect of the network: srtt + 2 rttvar."""
+        self.network = UNMEASURED_S
+        """What a request should expect of the network: srtt + 2 rttvar, once there was a sample."""
         self._slots: deque[tuple[float, float]] = deque()
         """(start, smallest probe) for each ten seconds that had one; the last always stays."""
         self._updated = -inf

@@ -14,7 +14,6 @@ from random import Random
 from typing import Generic
 
 from edgeproxy.routing.choose import Candidate, N, Wanted
-from edgeproxy.routing.forecast import UNMEASURED_S
 from edgeproxy.routing.home import Home
 
 WHOLE = 64
@@ -99,5 +98,4 @@ class Shortlist(Generic[N]):
 
 
 def _distance(node: Candidate) -> float:
-    network = node.outlook.rtt.network
-    return UNMEASURED_S if network is None else network
+    return node.outlook.rtt.network

@@ -132,11 +132,11 @@ async def test_a_session_goes_where_it_was_served_while_that_costs_little() -> N
         node.rtt.probe(0.020, 0.0)
     router = Router(nodes, Random(1))
     first = plan(router, session=b"s")
-    router.sessions.served(first.prompt.session or 0, nodes.nodes[5].slot)
+    router.sessions.served(first.session or 0, nodes.nodes[5].slot)
     assert all(next(plan(router, session=b"s").in_turn(0.0)) is nodes.nodes[5] for _ in range(20))
     assert {next(plan(router, session=b"t").in_turn(0.0)).name for _ in range(50)} == {"a-0", "a-1"}
     other = plan(router, Tenant("other"), session=b"s")
-    assert other.prompt.session != first.prompt.session
+    assert other.session != first.session
 
 
 async def test_a_prompt_goes_where_it_is_cached_and_another_tenants_does_not_follow() -> None:

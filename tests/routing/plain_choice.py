@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from random import Random
 from typing import NamedTuple
 
@@ -17,8 +18,8 @@ from edgeproxy.routing.choose import (
     Hold,
     Wanted,
 )
-from edgeproxy.routing.forecast import UNMEASURED_S
 from edgeproxy.routing.home import Home
+from edgeproxy.routing.rtt import UNMEASURED_S
 from tests.routing.fleet import Node
 
 
@@ -73,15 +74,10 @@ def _within(home: Home, usual: list[Node], nodes: Sequence[Node], costs: dict[st
 def _drawn(
     chosen: Node, reason: str, usual: list[Node], costs: dict[str, float], wanted: Wanted, rng: Random
 ) -> tuple[Node, str]:
-    best, region, first = costs[chosen.name], chosen.region, chosen
-    equals = [
-        node
-        for node in usual
-        if node is not first and node.region == region and costs[node.name] <= best + EQUAL_SHARE * best
-    ]
-    for count, node in enumerate(equals, 2):
-        if rng.random() * count < 1.0:
-            chosen = node
+    best, region = costs[chosen.name], chosen.region
+    near = [node for node in usual if costs[node.name] <= best + EQUAL_SHARE * best]
+    draws = (near[int(rng.random() * len(near))] for _ in count())
+    chosen = chosen if len(near) == 1 else next(node for node in draws if node.region == region)
     if wanted.sticky is not None and chosen.slot != wanted.sticky:
         most = best + max(AFFINITY_S, AFFINITY_SHARE * best)
         kept = next((node for node in usual if node.slot == wanted.sticky and costs[node.name] <= most), None)

@@ -40,7 +40,6 @@ class Lived(Random):
             made.breaker.hold_off(5.0, NOW - self.choice((1.0, 9.0)))
         for _ in range(self.choice((0, 0, 0, 5))):
             made.breaker.failed(NOW - 0.5)
-        made.outlook.extra_trips = self.choice((0, 0, 0, 2))
         return made
 
     def _learnt(self, made: Node) -> None:

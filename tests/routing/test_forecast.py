@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeproxy.routing.forecast import DOUBT_S, DOUBT_SHARE, Outlook, Timings
+from edgeproxy.routing.forecast import DOUBT_S, DOUBT_SHARE, MOMENT_S, Outlook, Timings
 from edgeproxy.routing.load import Occupancy
 from edgeproxy.routing.pace import Pace
 from tests.routing.fleet import node
@@ -24,14 +24,13 @@ def outlook(rtt_s: float = 0.020, per_token: float = 0.001) -> Outlook:
     st.integers(0, 20),
     st.integers(0, 4),
     st.integers(0, 3000),
-    st.integers(0, 2),
     st.floats(0.2, 3.0),
 )
 def test_the_cost_is_the_forecasts_total(
-    age: float, tokens: float, running: int, waiting: int, ahead: int, trips: int, gain: float
+    age: float, tokens: float, running: int, waiting: int, ahead: int, gain: float
 ) -> None:
     found = outlook()
-    found.extra_trips, found.waited.value, found.shared.value, found.pace.per_row = trips, gain, gain / 2, 0.002
+    found.waited.value, found.shared.value, found.pace.per_row = gain, gain / 2, 0.002
     found.reported(Occupancy(running, waiting, ahead, 100), 100.0)
     forecast = found.forecast(100.0 + age, tokens)
     cost = found.cost(100.0 + age, tokens)
@@ -48,12 +47,6 @@ def test_the_terms_are_what_they_are_called() -> None:
     assert network == pytest.approx(0.020, abs=1e-3)
     assert queue == pytest.approx(0.180, abs=1e-3)  # 200 tokens, less one round trip in which the node works on
     assert prefill == pytest.approx(0.050) and decode == pytest.approx(0.010)
-
-
-def test_a_handshake_costs_its_round_trips() -> None:
-    warm, cold = outlook(), outlook()
-    cold.extra_trips = 2
-    assert cold.cost(0, 1) - warm.cost(0, 1) == pytest.approx(0.040, abs=1e-3)
 
 
 def test_failed_requests_never_lower_an_estimate() -> None:
@@ -81,6 +74,19 @@ def test_a_node_without_timings_is_learnt_from_our_own_first_byte() -> None:
         found.began(sent, tokens, Timings(0.020 + 0.015 + 0.002 * tokens), 1.0)
         found.ended(sent, now + 3, served=True)
     assert found.cost(now + 10, 600.0) == pytest.approx(0.035 + 1.2, rel=0.05)
+
+
+def test_of_answers_that_come_at_once_one_is_learnt_from_and_none_waits_there_any_more() -> None:
+    found = outlook()
+    for moment in (1.0, 1.0 + 2 * MOMENT_S, 0.5):  # answers may be told of late: that one came before the others
+        sent = [found.sent(moment, 100.0) for _ in range(50)]
+        expected = found.pace.expect(100.0, 0.0)
+        for index, one in enumerate(sent):
+            took = expected if index == 0 else 9.0
+            found.began(one, 100.0, Timings(0.030 + index * MOMENT_S / 100, 0.0, took), expected)
+    assert found.pace.samples == 3
+    assert found.pace.expect(100.0, 0.0) == pytest.approx(0.110)
+    assert found.load.pending == 0
 
 
 def test_the_queue_is_learnt_where_a_node_takes_the_shortest_first() -> None:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeproxy.routing.rtt import RttEstimator
+from edgeproxy.routing.rtt import UNMEASURED_S, RttEstimator
 
 
 def test_the_first_sample_and_the_next_follow_rfc_6298() -> None:
     rtt = RttEstimator()
-    assert (rtt.srtt, rtt.network, rtt.minimum(0), rtt.age(5)) == (None, None, None, inf)
+    assert (rtt.srtt, rtt.network, rtt.minimum(0), rtt.age(5)) == (None, UNMEASURED_S, None, inf)
     rtt.probe(0.040, 0)
     assert (rtt.srtt, rtt.rttvar) == (0.040, 0.020)
     rtt.probe(0.048, 5)

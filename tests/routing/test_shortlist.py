@@ -3,8 +3,8 @@ from __future__ import annotations
 from random import Random
 
 from edgeproxy.routing.choose import Wanted, choose
-from edgeproxy.routing.forecast import UNMEASURED_S
 from edgeproxy.routing.load import Occupancy
+from edgeproxy.routing.rtt import UNMEASURED_S
 from edgeproxy.routing.shortlist import ORDER_S, SUMMARY_S, WHOLE, Shortlist
 from tests.routing.fleet import Node, decided, home, node
 
