@@ -29,14 +29,11 @@ _TIMER_SLACK_S = 0.001
 class StreamFailed(Exception):
     """The peer, or the end of the connection, cut an exchange."""
 
-    def __init__(self, message: str, code: int | None = None) -> None:
+    def __init__(self, message: str, code: int | None = None, *, unseen: bool = False) -> None:
         super().__init__(message)
         self.code = code
-
-    @property
-    def rejected(self) -> bool:
+        self.rejected = unseen or code == ErrorCode.H3_REQUEST_REJECTED
         """The server has not looked at the request: it is safe to send it again (RFC 9114 section 4.1.1)."""
-        return self.code == ErrorCode.H3_REQUEST_REJECTED
 
 
 class Exchange:
@@ -146,7 +143,11 @@ class Connection(asyncio.DatagramProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._transmitting = False
         self._retired = False
-        self._heard = self._asked = time.monotonic()
+        self._heard = time.monotonic()
+        self._asked: float | None = None
+        """When the first of what the peer has to acknowledge was sent; a probe that repeats it changes nothing."""
+        self._unheard = False
+        """Nobody listens there any more."""
         self._ping: asyncio.Future[bool] | None = None
 
     @classmethod
@@ -172,8 +173,8 @@ class Connection(asyncio.DatagramProtocol):
 
     @property
     def lost(self) -> bool:
-        """It ended, and the peer has not said that it should."""
-        return self.quic.ended and self._h3 is not None and not self._h3.going_away
+        """It ended, and the peer has not said that it should, nor is there a new one in its place."""
+        return self.quic.ended and self._h3 is not None and not (self._h3.going_away or self.quic.reset_by_peer)
 
     @property
     def quiet(self) -> bool:
@@ -204,9 +205,9 @@ class Connection(asyncio.DatagramProtocol):
         if self._retired and not self.exchanges:
             self.close()
 
-    def close(self) -> None:
+    def close(self, reason: str = "") -> None:
         if not self.quic.ended:
-            self.quic.close(error_code=ErrorCode.H3_NO_ERROR)
+            self.quic.close(error_code=ErrorCode.H3_NO_ERROR, reason_phrase=reason)
         self._transmit()
 
     # ---- asyncio's side
@@ -218,8 +219,11 @@ class Connection(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes | str, _: object) -> None:
         assert isinstance(data, bytes)
-        self._heard = time.monotonic()
-        self.quic.receive_datagram(data, self._address, now=time.monotonic())
+        now = time.monotonic()
+        self.quic.receive_datagram(data, self._address, now=now)
+        if self.quic.frames:
+            self._heard = now
+            self._asked = self._asked if self.quic.awaits_acknowledgement else None
         self._take_events()
         self.transmit_soon()
 
@@ -228,7 +232,8 @@ class Connection(asyncio.DatagramProtocol):
         if not self.connected.done():
             self.connected.set_exception(error)
         elif isinstance(error, ConnectionRefusedError):
-            self.close()
+            self._unheard = True
+            self.close("nobody listens there any more")
 
     def transmit_soon(self) -> None:
         """Send at the end of this turn of the event loop."""
@@ -240,10 +245,11 @@ class Connection(asyncio.DatagramProtocol):
         self._transmitting = False
         if self._transport is None:
             return
-        if not self.quic.awaits_acknowledgement:
-            self._asked = time.monotonic()
-        for data, _ in self.quic.datagrams_to_send(now=time.monotonic()):
+        now = time.monotonic()
+        for data, _ in self.quic.datagrams_to_send(now=now):
             self._transport.sendto(data)
+        if self._asked is None and self.quic.awaits_acknowledgement:
+            self._asked = now
         for exchange in self.writing:
             exchange.wake()
         if self.quic.ended:
@@ -255,7 +261,7 @@ class Connection(asyncio.DatagramProtocol):
 
     def _check_at(self) -> float:
         """When the peer's silence is to be looked at."""
-        if self.quic.awaits_acknowledgement:
+        if self._asked is not None:
             return max(self._heard, self._asked) + LOST_S
         return self._heard + QUIET_S if self.exchanges else inf
 
@@ -270,23 +276,29 @@ class Connection(asyncio.DatagramProtocol):
         self._transmit()
 
     def _silent(self) -> None:
-        if self.quic.awaits_acknowledgement:
+        if self._asked is not None:
             self.quic.close(error_code=ErrorCode.H3_NO_ERROR, reason_phrase=f"nothing heard for {LOST_S:g} s")
         else:
             self.quic.send_ping(0)
 
     def _end(self) -> None:
-        failure = StreamFailed(f"HTTP/3 connection closed: {self.quic.end_reason}")
+        reason = f"HTTP/3 connection closed: {self.quic.end_reason}"
         if not self.connected.done():
-            self.connected.set_exception(ConnectionError(str(failure)))
+            self.connected.set_exception(ConnectionError(reason))
         self._pinged(False)
-        for exchange in self.exchanges.values():
-            exchange.fail(failure)
+        for stream_id, exchange in self.exchanges.items():
+            exchange.fail(StreamFailed(reason, unseen=self._unseen(stream_id)))
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
             self._transport.close()
             self._transport = None
+
+    def _unseen(self, stream_id: int) -> bool:
+        """Nobody has looked at the request: who answers that it knows nothing of the connection, or the host in its
+        place, answers what was sent; of that nothing was sent twice, so that the one before has not got it either."""
+        unknown = self.quic.reset_by_peer or self._unheard
+        return unknown and not self.quic.probed and self.quic.untouched(stream_id)
 
     # ---- events
 

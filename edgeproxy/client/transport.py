@@ -143,7 +143,7 @@ class OnlyHttp3:
         try:
             return await self._send(request)
         except StreamFailed as failure:
-            if not failure.rejected or not _replayable(self._api, request):
+            if not may_repeat(self._api, request, failure):
                 raise self._api.ReadError(str(failure), request=request) from failure
         self._http3.retire(origin_of(request))
         try:

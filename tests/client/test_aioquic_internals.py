@@ -113,6 +113,7 @@ def test_private_parts_are_touched_in_one_package_only() -> None:
     [
         (QuicConnection, "_write_stream_limits", ["self", "builder", "space", "stream"]),
         (QuicConnection, "_write_connection_limits", ["self", "builder", "space"]),
+        (QuicConnection, "_close_begin", ["self", "is_initiator", "now"]),
         (QuicConnection, "_idle_timeout", ["self"]),
         (QuicConnection, "_replenish_connection_ids", ["self"]),
         (

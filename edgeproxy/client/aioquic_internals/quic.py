@@ -15,7 +15,7 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
-from edgeproxy.client.aioquic_internals.frames import CountedQuic
+from edgeproxy.client.aioquic_internals.peer_reset import ResettableQuic
 from edgeproxy.client.any_quic import Ending
 
 UNI_STREAMS = 8
@@ -26,7 +26,7 @@ _TIMED_OUT = "Idle timeout"
 """How the library calls it; its code is that of an internal error."""
 
 
-class Quic(CountedQuic):
+class Quic(ResettableQuic):
     """A QUIC connection whose receive credit follows what has been read, and whose send queue can be seen."""
 
     def __init__(
