@@ -154,10 +154,11 @@ class Connection(asyncio.DatagramProtocol):
     async def connect(cls, configuration: QuicConfiguration, address: tuple[Any, ...]) -> Connection:
         """Raises OSError where the server is not there, speaks no h3, or is not who it should be."""
         connection = cls(configuration, address)
-        await connection._loop.create_datagram_endpoint(lambda: connection, remote_addr=address[:2])
         try:
+            await connection._loop.create_datagram_endpoint(lambda: connection, remote_addr=address[:2])
             await connection.connected
         except BaseException:
+            connection.connected.cancel()  # nobody will ask for what becomes of it
             connection.close()
             raise
         return connection

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from aioquic.quic.configuration import QuicConfiguration
 
 from edgeproxy.client.altsvc import Endpoint
 from edgeproxy.client.connection import Connection, Exchange, StreamFailed
+from edgeproxy.client.race import SocketAddress, addresses, first_of
 
 IDLE_TIMEOUT_S = 75.0
 WRITE_BYTES = 64 * 1024
@@ -101,14 +101,10 @@ class Http3:
         self._retired.clear()
 
     async def _connect(self, endpoint: Endpoint, server_name: str) -> Connection:
-        loop = asyncio.get_running_loop()
-        infos = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)
-        for *_, address in infos[:-1]:
-            try:
-                return await Connection.connect(self._configuration(server_name), address)
-            except OSError:
-                continue
-        return await Connection.connect(self._configuration(server_name), infos[-1][-1])
+        def connect(address: SocketAddress) -> Coroutine[Any, Any, Connection]:
+            return Connection.connect(self._configuration(server_name), address)
+
+        return await first_of(await addresses(endpoint.host, endpoint.port), connect)
 
     def _configuration(self, server_name: str) -> QuicConfiguration:
         configuration = QuicConfiguration(
