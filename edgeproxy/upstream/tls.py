@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 
 from edgeproxy.config import NodeTls
+from edgeproxy.wire.tls import load_chain
 
 
 def node_context(tls: NodeTls) -> ssl.SSLContext:
@@ -13,9 +14,9 @@ def node_context(tls: NodeTls) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=tls.ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if tls.certificate is not None:
-            context.load_cert_chain(tls.certificate, tls.key)
+            load_chain(context, tls.certificate, tls.key)
     except OSError as error:  # ssl.SSLError is one
         files = ", ".join(str(path) for path in (tls.ca, tls.certificate, tls.key) if path is not None)
         cause = error.strerror or getattr(error, "reason", None) or error
-        raise ValueError(f"cannot use {files}: {cause}; give PEM files, the key without a password") from error
+        raise ValueError(f"cannot use {files}: {cause}; give PEM files") from error
     return context

@@ -13,6 +13,7 @@ from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 
 from edgeproxy.protocol.openai.errors import ApiError
+from edgeproxy.wire.goodbye import hang_up
 from edgeproxy.wire.h1_exchange import Exchange
 from edgeproxy.wire.h1_memory import Headers, RequestHead
 from edgeproxy.wire.h1_parser import RequestParser, StopReading
@@ -230,7 +231,7 @@ class H1Connection(asyncio.Protocol):
         if self._fresh:
             self._deadline = min(self._deadline, time.monotonic() + self._limits.late_request_s)
         elif not (self._running or self._queue or self._receiving):
-            self._transport.close()
+            hang_up(self._transport)
 
     def abort(self) -> None:
         self._lose_all()

@@ -23,6 +23,7 @@ from h2.exceptions import ProtocolError
 
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.wire.allowance import Allowance
+from edgeproxy.wire.goodbye import hang_up
 from edgeproxy.wire.h2_internals import LAST_OF_ALL, ClientGoesAway, ServerH2
 from edgeproxy.wire.h2_stream import Stream
 from edgeproxy.wire.ingress import SCOPE_KEY, Ingress, Scope
@@ -337,7 +338,10 @@ class H2Connection(asyncio.Protocol):
         if not self._closing:
             self._flush()
             self._lose_all(error)
-            self._transport.close()
+            if self._goes_away:
+                hang_up(self._transport)
+            else:
+                self._transport.close()
 
     def _lose_all(self, error: ApiError | None = None) -> None:
         self._closing = True

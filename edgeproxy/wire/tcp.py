@@ -18,6 +18,7 @@ from edgeproxy.config import Address
 from edgeproxy.wire.dispatch import Dispatch
 from edgeproxy.wire.handshakes import Handshakes
 from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.plain_request import answer_plainly, is_plain_request
 from edgeproxy.wire.quota import Quota
 from edgeproxy.wire.service import App, Service
 
@@ -202,21 +203,38 @@ class TcpListener:
         self._turned_away += 1
 
     async def _open(self, sock: socket.socket, lost: Callable[[], None]) -> None:
-        timeouts = (self._limits.handshake_s, self._limits.close_s) if self._ssl is not None else (None, None)
         try:
-            await self._loop.connect_accepted_socket(
-                lambda: Dispatch(self._service, lost),
-                sock,
-                ssl=self._ssl,
-                ssl_handshake_timeout=timeouts[0],
-                ssl_shutdown_timeout=timeouts[1],
-            )
+            if self._ssl is None:
+                await self._loop.connect_accepted_socket(lambda: Dispatch(self._service, lost), sock)
+            else:
+                await self._handshake(sock, self._ssl, lost)
         except OSError:  # ssl.SSLError and time-outs are OSErrors too
             self.counts["handshake_failed"] += 1
             lost()
         except BaseException:
             lost()
             raise
+
+    async def _handshake(self, sock: socket.socket, context: tls.SSLContext, lost: Callable[[], None]) -> None:
+        """Raises OSError. One that fails closes the socket, but not its twin."""
+        try:
+            twin = sock.dup()
+        except OSError:  # no file is left
+            sock.close()
+            raise
+        with twin:
+            try:
+                await self._loop.connect_accepted_socket(
+                    lambda: Dispatch(self._service, lost),
+                    sock,
+                    ssl=context,
+                    ssl_handshake_timeout=self._limits.handshake_s,
+                    ssl_shutdown_timeout=self._limits.close_s,
+                )
+            except OSError as failure:
+                if is_plain_request(failure):
+                    await answer_plainly(twin, self._service)
+                raise
 
     def _lost(self, release: Callable[[], None]) -> None:
         release()

@@ -59,13 +59,27 @@ def server_context(certificate: Path, key: Path, alpn: Sequence[str]) -> ssl.SSL
     context.set_ciphers(_TLS12_CIPHERS)
     context.set_alpn_protocols(list(alpn))
     try:
-        context.load_cert_chain(certificate, key)
+        load_chain(context, certificate, key)
     except OSError as error:  # ssl.SSLError is one
         cause = error.strerror or getattr(error, "reason", None) or error
         raise TlsError(
             f"cannot use certificate {certificate} with key {key}: {cause}; give a PEM chain and its private key"
         ) from error
     return context
+
+
+def load_chain(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+    """The files that a context is to show. Raises OSError, and TlsError for an encrypted key: OpenSSL would ask for its
+    password at the terminal, and wait."""
+    file = key or certificate
+
+    def unknown() -> str:
+        raise TlsError(
+            f"the key in {file} is encrypted, and nobody is there to give its password; put a decrypted one in its "
+            f"place, which only this user may read: (umask 077; openssl pkey -in {file} -out NEW.key)"
+        )
+
+    context.load_cert_chain(certificate, key, password=unknown)
 
 
 def make_dev_certificate(folder: Path, now: datetime.datetime | None = None) -> DevCertificate:

@@ -13,7 +13,7 @@ import pytest
 
 from edgeproxy.config import Address
 from edgeproxy.wire.ingress import Ingress, Scope, ingress
-from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.limits import MIB, Limits
 from edgeproxy.wire.service import Receive, Send
 from edgeproxy.wire.tcp import TcpListener
 from tests.wire.apps import Watcher, answer, echo
@@ -98,6 +98,59 @@ async def test_a_failed_handshake_leaves_nothing_behind(serve_tls: Serve) -> Non
         writer.transport.abort()
     await until_connections(edge, 0)
     assert edge.listener.counts["handshake_failed"] == 5
+
+
+@pytest.mark.parametrize("body", [0, MIB // 2], ids=["empty", "large"])
+async def test_plain_http_at_a_port_of_tls_is_told_to_use_https(serve_tls: Serve, body: int) -> None:
+    edge = await serve_tls(echo)
+    client = await RawClient.connect(edge.port)
+    await client.send(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % body + bytes(body)
+    )
+    reply = await client.answer()
+    assert (reply.status, reply["connection"], reply.error()["code"]) == (400, "close", "plain_http_on_tls_port")
+    assert "https://" in reply.error()["message"]
+    assert await client.closed()
+    await client.close()
+    await until_connections(edge, 0)
+    assert edge.listener.counts["handshake_failed"] == 1
+
+
+async def test_a_plain_client_that_does_not_leave_is_left(serve_tls: Serve) -> None:
+    edge = await serve_tls(echo, Limits(linger_s=0.01))
+    client = await RawClient.connect(edge.port)
+    await client.send(GET)
+    assert (await client.answer()).status == 400
+    await until_connections(edge, 0)
+    await client.close()
+
+
+@pytest.mark.parametrize("words", [b"SSH-2.0-x\r\n", bytes(64)], ids=["ssh", "zeros"])
+async def test_what_is_neither_tls_nor_http_gets_no_answer(serve_tls: Serve, words: bytes) -> None:
+    edge = await serve_tls(echo)
+    client = await RawClient.connect(edge.port)
+    await client.send(words)
+    with contextlib.suppress(ConnectionError):
+        assert b"HTTP" not in await client.rest()
+    await client.close()
+    await until_connections(edge, 0)
+
+
+async def test_a_handshake_for_which_no_file_is_left_is_closed(
+    serve_tls: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge = await serve_tls(echo)
+
+    def short_of_files(sock: socket.socket) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "dup", short_of_files)
+        assert await turned_away(edge.port)
+    await until_connections(edge, 0)
+    client = await edge.connect()
+    await client.send(GET)
+    assert (await client.answer()).status == 200
 
 
 async def test_old_tls_is_refused(serve_tls: Serve) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
 from edgeproxy.wire.ingress import Scope
-from edgeproxy.wire.limits import Limits
+from edgeproxy.wire.limits import MIB, Limits
 from edgeproxy.wire.service import Receive, Send
 from tests.wire.apps import END, OK, Watcher, answer, echo, piece
 from tests.wire.conftest import GET, Serve, until_connections
 from tests.wire.raw import PATIENCE_S, RawClient
+
+T = TypeVar("T")
 
 
 async def test_drain_closes_idle_connections_and_lets_answers_end(serve: Serve) -> None:
@@ -134,3 +140,92 @@ async def test_close_drops_everything_at_once(serve: Serve) -> None:
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await client.answer()
     await until_connections(edge, 0)
+
+
+class Mute:
+    """A client over TLS that says no more than it is told to: asyncio's own answers a close by itself."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        self._loop, self._sock = asyncio.get_running_loop(), sock
+        self._from, self._to = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._from, self._to, server_hostname="localhost")
+
+    @classmethod
+    async def connect(cls, port: int, context: ssl.SSLContext) -> Mute:
+        sock = socket.socket()
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        client = cls(sock, context)
+        await client._done(client._tls.do_handshake)
+        return client
+
+    async def send(self, data: bytes) -> None:
+        self._tls.write(data)
+        await self._loop.sock_sendall(self._sock, self._to.read())
+
+    async def read(self) -> bytes:
+        """Empty once the server has said that it is done."""
+        async with asyncio.timeout(PATIENCE_S):
+            try:
+                return await self._done(self._tls.read)
+            except ssl.SSLZeroReturnError:
+                return b""
+
+    def close(self) -> None:
+        self._sock.close()
+
+    async def _done(self, act: Callable[[], T]) -> T:
+        """Raises SSLEOFError where the connection ends without close_notify."""
+        while True:
+            try:
+                return act()
+            except ssl.SSLWantReadError:
+                await self._loop.sock_sendall(self._sock, self._to.read())
+                if data := await self._loop.sock_recv(self._sock, 65536):
+                    self._from.write(data)
+                else:
+                    self._from.write_eof()
+            finally:
+                await self._loop.sock_sendall(self._sock, self._to.read())
+
+
+@pytest.mark.parametrize("protocol", ["http/1.1", "h2"])
+async def test_drain_says_goodbye_to_idle_tls_connections_and_waits_for_no_answer(
+    protocol: str, serve_tls: Serve
+) -> None:
+    edge = await serve_tls(echo, Limits(close_s=1000.0))
+    context = edge.client_context(protocol)
+    assert context is not None
+    client = await Mute.connect(edge.port, context)
+    if protocol == "h2":
+        await client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000"))
+    else:
+        await client.send(GET)
+    assert await client.read()
+    async with asyncio.timeout(PATIENCE_S):
+        await edge.listener.drain(1000.0)
+    assert edge.listener.connections == 0
+    while await client.read():
+        pass
+    client.close()
+
+
+async def test_goodbye_does_not_cut_off_what_an_idle_client_has_yet_to_read(serve_tls: Serve) -> None:
+    size = 8 * MIB
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, bytes(size))
+
+    edge = await serve_tls(app, Limits(close_s=1000.0, unsent_bytes=2 * size))
+    context = edge.client_context("http/1.1")
+    assert context is not None
+    client = await Mute.connect(edge.port, context)
+    await client.send(GET)
+    got = len(await client.read())
+    drain = asyncio.create_task(edge.listener.drain(1000.0))
+    while data := await client.read():
+        got += len(data)
+    assert got > size
+    async with asyncio.timeout(PATIENCE_S):
+        await drain
+    client.close()

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from edgeproxy.config import NodeTls
+from edgeproxy.upstream.tls import node_context
 from edgeproxy.wire.tls import DevCertificate, TlsError, make_dev_certificate, server_context
 
 DAY = datetime.timedelta(days=1)
@@ -85,6 +88,20 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         server_context(tmp_path / "absent.pem", made.key, ["http/1.1"])
     with pytest.raises(TlsError, match=str(other.key)):
         server_context(made.certificate, other.key, ["http/1.1"])
+
+
+def test_an_encrypted_key_is_said_to_be_and_nobody_is_asked_for_its_password(tmp_path: Path) -> None:
+    made = make_dev_certificate(tmp_path / "a")
+    key = serialization.load_pem_private_key(made.key.read_bytes(), password=None)
+    secret = serialization.BestAvailableEncryption(b"secret")
+    encrypted = tmp_path / "encrypted.key"
+    encrypted.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret))
+    with pytest.raises(TlsError, match=r"encrypted\.key is encrypted.*openssl pkey -in"):
+        server_context(made.certificate, encrypted, ["http/1.1"])
+    both = tmp_path / "both.pem"
+    both.write_bytes(made.certificate.read_bytes() + encrypted.read_bytes())
+    with pytest.raises(TlsError, match=r"both\.pem is encrypted"):
+        node_context(NodeTls(ca=made.ca, certificate=both, key=None))
 
 
 def test_tls_1_2_is_the_oldest_and_always_forward_secret(tmp_path: Path) -> None:
