@@ -108,7 +108,7 @@ class Keys:
         if not key or len(key) > MAX_KEY_BYTES:
             raise _unauthorized("the Authorization field is not `Bearer KEY`")
         # Looked up by hash: how long that takes tells of the hash at most, and no key can be found from it.
-        found = self._tenants.get(digest(key))
+        found = self._tenants.get(hashlib.sha256(key).digest())
         if found is None:
             raise _unauthorized("the API key is not known here; ask the operator for a valid one")
         return found

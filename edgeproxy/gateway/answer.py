@@ -35,19 +35,14 @@ def whole(error: ApiError) -> Whole:
 class Answer:
     """Raises ClientGone from everything that sends."""
 
-    __slots__ = (
-        "_comments",
-        "_keep_alive_s",
-        "_lock",
-        "_send",
-        "_timer",
-        "ended",
-        "fields",
-        "handed_at",
-        "request_id",
-        "started",
-        "status",
-    )
+    _timer: asyncio.TimerHandle | None = None
+    _comments: asyncio.Task[None] | None = None
+    _lock: asyncio.Lock | None = None
+    started = False
+    handed_at: float | None = None
+    """When the first bytes of a stream had been given to the listener (monotonic seconds)."""
+    ended = False
+    status = 0
 
     def __init__(self, send: Send, request_id: bytes, keep_alive_s: float = KEEP_ALIVE_S) -> None:
         self._send = send
@@ -55,14 +50,6 @@ class Answer:
         self.fields: Headers = [(b"x-request-id", request_id)]
         """What goes with the head, whatever the answer is."""
         self._keep_alive_s = keep_alive_s
-        self._timer: asyncio.TimerHandle | None = None
-        self._comments: asyncio.Task[None] | None = None
-        self._lock: asyncio.Lock | None = None
-        self.started = False
-        self.handed_at: float | None = None
-        """When the first bytes of a stream had been given to the listener (monotonic seconds)."""
-        self.ended = False
-        self.status = 0
 
     def is_ended(self) -> bool:
         return self.ended

@@ -17,7 +17,7 @@ from edgeproxy.gateway.account import UNKNOWN_MODEL, Account, Call
 from edgeproxy.gateway.admit import ChatRequest, Fields, may_see_details, read_chat, request_id, terms
 from edgeproxy.gateway.answer import Answer, Whole, whole
 from edgeproxy.gateway.bodies import Bodies
-from edgeproxy.gateway.controls import controls, fields_of
+from edgeproxy.gateway.controls import NO_WISHES, WISHES, Controls, controls, fields_of
 from edgeproxy.gateway.course import Course
 from edgeproxy.gateway.paths import CHAT_PATH, ROUTED, plain
 from edgeproxy.gateway.relay import Relay
@@ -26,7 +26,8 @@ from edgeproxy.gateway.stages import Stages
 from edgeproxy.gateway.timings import asked
 from edgeproxy.gateway.watch import ClientGone, Message, Receive, Send, Watch
 from edgeproxy.observe.log import Log
-from edgeproxy.protocol.node.request import BUDGET_HEADER, POLICY_HEADER, Terms
+from edgeproxy.observe.trace import Tracer
+from edgeproxy.protocol.node.request import Terms
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.headers import Headers, to_node
 from edgeproxy.protocol.trace_context import FIELD as TRACEPARENT
@@ -79,8 +80,9 @@ class Gateway:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
-        path = plain(scope["path"])
-        if path != scope["path"]:
+        path = scope["path"]
+        if path not in ROUTED:
+            path = plain(path)
             scope = {**scope, "path": path}
         fields = dict(scope["headers"])
         identity = request_id(fields, self._rng)
@@ -92,8 +94,13 @@ class Gateway:
                 await self._fail(error, answer, None)
             return
         known = ingress(scope)
-        call = _open(identity, known)
-        call.path = path.encode("ascii")
+        if known is None:
+            call = Call(identity, monotonic(), "h1", None)
+        else:
+            known.request_id = identity
+            call = Call(identity, known.first_byte, known.protocol, known.rtt())
+        if path != CHAT_PATH:
+            call.path = path.encode("ascii")
         self._stages.under_way += 1
         try:
             await self._chat(scope, fields, known, receive, answer, call)
@@ -139,32 +146,34 @@ class Gateway:
         tenant = self._keys.tenant(fields.get(b"authorization"))
         call.tenant = tenant.name
         call.disclose = may_see_details(scope, fields, tenant)
-        with self._bodies.room(_client(tenant, scope)) as room:
+        room = self._bodies.room(tenant.name if tenant is not ANONYMOUS else _address(scope))
+        try:
             request = await read_chat(fields, receive, self._limits.body_bytes, room)
             if known is not None:
                 call.started = known.last_byte
             call.stream, call.model = request.stream, self._router.label(request.model) or UNKNOWN_MODEL
-            call.timings = asked(fields, call.disclose, request.stream, request.counted)
-            call.to_native = self._terms(request, tenant, fields)
-            regions = self._fleet.regions if tenant.regions is None else tenant.regions
-            plan = self._router.plan(request, tenant, controls(fields, regions))
+            if WISHES.isdisjoint(fields):
+                wishes = NO_WISHES
+                call.to_native = self._usual_terms(tenant.name, max(request.priority or 0, tenant.priority))
+            else:
+                wishes = self._wishes(fields, request, tenant, call)
+            plan = self._router.plan(request, tenant, wishes)
+            to_nodes = to_node(fields, call.request_id)
+            if self._account.tracer is not None:
+                to_nodes = _traced(self._account.tracer, to_nodes, fields, call)
             with Watch(known, receive, answer.is_ended):
                 if request.stream:
                     answer.hold(self._limits.hold_headers_s)
                 await self._stages.pause()
-                await self._course.run(plan, request, tenant, self._to_node(fields, call), answer, call)
+                await self._course.run(plan, request, tenant, to_nodes, answer, call)
+        finally:
+            room.close()
 
-    def _terms(self, request: ChatRequest, tenant: Tenant, fields: Fields) -> Headers:
-        if BUDGET_HEADER in fields or POLICY_HEADER in fields:
-            return terms(tenant, self._fleet.salts.of(tenant.name), request.priority, fields).encode()
-        return self._usual_terms(tenant.name, max(request.priority or 0, tenant.priority))
-
-    def _to_node(self, fields: Fields, call: Call) -> Headers:
-        found = to_node(fields, call.request_id)
-        if self._account.tracer is None:
-            return found
-        call.trace = self._account.tracer.begin(fields.get(TRACEPARENT))
-        return [field for field in found if field[0] != TRACEPARENT] + [(TRACEPARENT, call.trace.context.encode())]
+    def _wishes(self, fields: Fields, request: ChatRequest, tenant: Tenant, call: Call) -> Controls:
+        """Of a client that has some of its own. Raises ApiError 400, 403."""
+        call.timings = asked(fields, call.disclose, request.stream, request.counted)
+        call.to_native = terms(tenant, self._fleet.salts.of(tenant.name), request.priority, fields).encode()
+        return controls(fields, self._fleet.regions if tenant.regions is None else tenant.regions)
 
     async def _other(self, scope: Scope, receive: Receive, answer: Answer) -> None:
         fields = fields_of(scope["headers"])
@@ -187,17 +196,15 @@ class Gateway:
         )
 
 
-def _client(tenant: Tenant, scope: Scope) -> str:
-    """Who shares one part of what is bounded for all: a tenant, or an address where there are none."""
+def _address(scope: Scope) -> str:
+    """Who shares one part of what is bounded for all, where there are no tenants."""
     client = scope.get("client")
-    return tenant.name if tenant is not ANONYMOUS or client is None else address_key(client[0])
+    return ANONYMOUS.name if client is None else address_key(client[0])
 
 
-def _open(identity: bytes, known: Ingress | None) -> Call:
-    if known is None:
-        return Call(identity, monotonic(), "h1", None)
-    known.request_id = identity
-    return Call(identity, known.first_byte, known.protocol, known.rtt())
+def _traced(tracer: Tracer, to_nodes: Headers, fields: Fields, call: Call) -> Headers:
+    call.trace = tracer.begin(fields.get(TRACEPARENT))
+    return [field for field in to_nodes if field[0] != TRACEPARENT] + [(TRACEPARENT, call.trace.context.encode())]
 
 
 __all__ = ["CHAT_PATH", "ROUTED", "AsgiApp", "Gateway", "Message", "Receive", "Scope", "Send"]

@@ -13,6 +13,7 @@ from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import Call, ending_of
 from edgeproxy.gateway.answer import Whole, whole
 from edgeproxy.gateway.paths import COMPLETIONS
+from edgeproxy.observe.trace import Trace
 from edgeproxy.protocol.node.blocks import PREFIX_HEADER, Prefix, decode_prefix
 from edgeproxy.protocol.node.foreign import shaped_error, timings_of
 from edgeproxy.protocol.node.report import REPORT_HEADER, TIMING_HEADER, TOKENS_HEADER, decode_tokens
@@ -76,12 +77,26 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
     try:
         response = await node.pool.request(b"POST", call.path, headers, node.body(body))
         call.heard = True
-        fields = first_of_each(response.headers)
-        if REPORT_HEADER in fields:
-            node.observe(response.headers, response.first_byte_at)
-        numerics = node.numerics  # now: while we wait, probes look again
+        numerics = node.numerics if node.native else None  # now: while we wait, probes look again
         try:
-            outcome = await _outcome(response, fields, call, limits)
+            fields = first_of_each(response.headers)
+            if REPORT_HEADER in fields:
+                node.observe(response.headers, response.first_byte_at)
+            _heed(fields, call)
+            if response.status != 200:
+                outcome: Whole | Begun = await _refused(response)
+            elif media_type(fields.get(b"content-type")) != MEDIA_TYPE:
+                body_now = response.whole()
+                readable = _readable(fields)
+                if body_now is None:
+                    outcome = await _collected(response, readable, call)
+                else:
+                    outcome = _judged(body_now, response, readable, call)
+            elif call.stream:
+                # A native node that goes on with a stream may have nothing left to send but its end.
+                outcome = await _until_content(response, fields, call, limits, may_be_empty=REPORT_HEADER in fields)
+            else:
+                raise _malformed("the node answered with a stream, which nobody asked for")
         except BaseException:
             response.close()
             raise
@@ -98,23 +113,24 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
     return outcome
 
 
-async def _outcome(
-    response: Response, fields: Mapping[bytes, bytes], call: Call, limits: GatewayLimits
-) -> Whole | Begun:
-    status = response.status
+def _heed(fields: Mapping[bytes, bytes], call: Call) -> None:
+    """What an answer's head tells of the request."""
     call.terms = node_terms(fields.get(TIMING_HEADER))
-    call.node_traces = _tells_spans(fields.get(TRACERESPONSE), call)
-    call.prompt_tokens, call.cached_tokens = decode_tokens(fields.get(TOKENS_HEADER))
-    call.prefix = _prefix(fields.get(PREFIX_HEADER))
-    if status == 200:
-        readable = fields.get(b"content-encoding", b"identity") == b"identity"
-        if media_type(fields.get(b"content-type")) != MEDIA_TYPE:
-            return await _whole(response, readable, call)
-        if not call.stream:
-            raise _malformed("the node answered with a stream, which nobody asked for")
-        # A native node that goes on with a stream may have nothing left to send but its end.
-        return await _until_content(response, readable, call, limits, may_be_empty=REPORT_HEADER in fields)
-    body = await _bounded(response)
+    call.node_traces = call.trace is not None and _tells_spans(fields.get(TRACERESPONSE), call.trace)
+    call.prompt_tokens = call.cached_tokens = call.prefix = None
+    if TOKENS_HEADER in fields:
+        call.prompt_tokens, call.cached_tokens = decode_tokens(fields[TOKENS_HEADER])
+    if PREFIX_HEADER in fields:
+        call.prefix = _prefix(fields[PREFIX_HEADER])
+
+
+def _readable(fields: Mapping[bytes, bytes]) -> bool:
+    return fields.get(b"content-encoding", b"identity") == b"identity"
+
+
+async def _refused(response: Response) -> Whole:
+    """An answer that is no 200: to the client where it is the client's business. Raises Failed."""
+    status, body = response.status, await _bounded(response)
     if status == 429:
         raise Failed("busy", Whole(status, to_client(response.headers), body), retry_after_s=_retry_after(response))
     if status >= 500 or status < 400:  # 3xx: a node that redirects is none, and is never followed
@@ -130,11 +146,11 @@ async def _outcome(
 
 
 async def _until_content(
-    response: Response, readable: bool, call: Call, limits: GatewayLimits, *, may_be_empty: bool
+    response: Response, fields: Mapping[bytes, bytes], call: Call, limits: GatewayLimits, *, may_be_empty: bool
 ) -> Whole | Begun:
     headers = [*to_client(response.headers), *STREAM_HEADERS]
     recent: deque[Event] = deque(maxlen=KEPT_EVENTS)
-    if not readable:
+    if not _readable(fields):
         held = await response.read()
         call.first_at = response.heard_at
         return Begun(response, headers, held, [], None, recent)
@@ -170,35 +186,43 @@ async def _until_content(
     raise Failed("cut", _gateway_error("the node ended its answer before any content"))
 
 
-async def _whole(response: Response, readable: bool, call: Call) -> Whole | Begun:
-    body = response.whole()
-    if body is None:
-        pieces, size = list[bytes](), 0
-        while data := await response.read():
-            pieces.append(data)
-            size += len(data)
-            if size > MAX_WHOLE_BYTES:
-                call.first_at = monotonic()
-                return Begun(response, to_client(response.headers), b"".join(pieces), [], None, deque())
-        body = b"".join(pieces)
-    if readable:
-        try:
-            value = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            raise _malformed("the node's answer was not JSON, or not all of it") from None
-        refused = _refusal(value, body)
-        if refused is not None:
-            return refused
-        _check_whole(value, call)
-        call.ending = ending_of(value)
-        if call.prompt_tokens is None:
-            call.prompt_tokens, call.cached_tokens = call.ending.counts()
-        timed = timings_of(value) if isinstance(value, dict) else None
-        if timed is not None:
-            call.terms = {"prefill": timed.prefill}
-            call.first_at = max(response.sent_at, monotonic() - timed.decode)
-            return Whole(200, to_client(response.headers), body)
-    call.first_at = _hidden_first(response, call)
+async def _collected(response: Response, readable: bool, call: Call) -> Whole | Begun:
+    """An answer in one piece that has not come to its end yet."""
+    pieces, size = list[bytes](), 0
+    while data := await response.read():
+        pieces.append(data)
+        size += len(data)
+        if size > MAX_WHOLE_BYTES:
+            call.first_at = monotonic()
+            return Begun(response, to_client(response.headers), b"".join(pieces), [], None, deque())
+    return _judged(b"".join(pieces), response, readable, call)
+
+
+def _judged(body: bytes, response: Response, readable: bool, call: Call) -> Whole:
+    """Raises Failed where a whole answer is of no use to who asked: SDKs would fail at it, or show nothing."""
+    if not readable:
+        call.first_at = _hidden_first(response, call)
+        return Whole(200, to_client(response.headers), body)
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise _malformed("the node's answer was not JSON, or not all of it") from None
+    if not isinstance(value, dict):
+        raise _malformed("the node's answer was none of this API")
+    if "error" in value and (refused := _refusal(value, body)) is not None:
+        return refused
+    if call.stream:
+        raise _malformed("the node answered in one piece where a stream was asked for")
+    if call.path in COMPLETIONS and not is_completion(value):
+        raise _malformed("the node's answer was none of this API")
+    call.ending = ending = ending_of(value)
+    if call.prompt_tokens is None:
+        call.prompt_tokens, call.cached_tokens = ending.counts()
+    if "timings" in value and (timed := timings_of(value)) is not None:
+        call.terms = {"prefill": timed.prefill}
+        call.first_at = max(response.sent_at, monotonic() - timed.decode)
+    else:
+        call.first_at = _hidden_first(response, call)
     return Whole(200, to_client(response.headers), body)
 
 
@@ -210,18 +234,16 @@ def _hidden_first(response: Response, call: Call) -> float | None:
     return response.sent_at + (call.rtt_s or 0.0) + sum(terms.values())
 
 
-def _tells_spans(value: bytes | None, call: Call) -> bool:
+def _tells_spans(value: bytes | None, trace: Trace) -> bool:
     """Whether the node sends spans of its own in this request's trace."""
-    if value is None or call.trace is None:
-        return False
-    found = decode_trace(value)
-    return found is not None and found.sampled and found.trace == call.trace.context.trace
+    found = None if value is None else decode_trace(value)
+    return found is not None and found.sampled and found.trace == trace.context.trace
 
 
-def _prefix(value: bytes | None) -> Prefix | None:
+def _prefix(value: bytes) -> Prefix | None:
     """What cannot be read counts as nothing said."""
     try:
-        return decode_prefix(value) if value is not None else None
+        return decode_prefix(value)
     except ValueError:
         return None
 
@@ -242,15 +264,6 @@ def _parsed(event: Event) -> object:
         return orjson.loads(event.data)
     except orjson.JSONDecodeError:
         raise _malformed("the node sent an event that is not JSON") from None
-
-
-def _check_whole(value: object, call: Call) -> None:
-    """Raises Failed where a whole answer is of no use to who asked: SDKs would fail at it, or show nothing."""
-    if call.stream:
-        raise _malformed("the node answered in one piece where a stream was asked for")
-    sound = is_completion(value) if call.path in COMPLETIONS else isinstance(value, dict)
-    if not sound:
-        raise _malformed("the node's answer was none of this API")
 
 
 def _refusal(value: object, body: bytes) -> Whole | None:

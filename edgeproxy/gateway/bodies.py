@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import functools
 from collections import Counter
-from types import TracebackType
 
 from edgeproxy.protocol.openai.errors import ApiError
 
@@ -53,7 +52,7 @@ class Bodies:
 
 
 class Room:
-    """One request's: a context, at whose end its bytes are over."""
+    """One request's, to be closed at its end."""
 
     __slots__ = ("_bodies", "_client", "size")
 
@@ -62,12 +61,7 @@ class Room:
         self._client = client
         self.size = 0
 
-    def __enter__(self) -> Room:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         if self.size:
             self._bodies.give_back(self._client, self.size)
 

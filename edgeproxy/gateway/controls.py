@@ -34,7 +34,9 @@ class Controls(NamedTuple):
     degrade: bool = False
 
 
-_NONE = Controls()
+NO_WISHES = Controls()
+WISHES = frozenset((REGION, BUDGET_HEADER, POLICY_HEADER, SESSION, DEGRADE, TIMINGS))
+"""Fields with which a client asks something of the proxy; most send none of them."""
 
 
 def fields_of(headers: Collection[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -56,8 +58,6 @@ def fields_of(headers: Collection[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 def controls(fields: Mapping[bytes, bytes], regions: Collection[str]) -> Controls:
     """`regions`: those that may serve the tenant. Raises ApiError 400."""
-    if REGION not in fields and BUDGET_HEADER not in fields and SESSION not in fields and DEGRADE not in fields:
-        return _NONE
     return Controls(
         _regions(fields.get(REGION), regions),
         _budget_s(fields.get(BUDGET_HEADER)),

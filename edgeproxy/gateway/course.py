@@ -6,8 +6,7 @@ client allows it; the operator's fallback model; a refusal that says when and wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from math import ceil, inf
 from operator import itemgetter
@@ -55,10 +54,18 @@ class Course:
         call.own_budget_s = plan.wishes.budget_s
         request = Request(headers, asked.body, plan, partial(self._router.visit, plan))
         refused = await self._serve(request, answer, call)
-        if refused is not None and request.offers:
+        if refused is not None:
+            await self._make_do(refused, request, asked, tenant, answer, call)
+
+    async def _make_do(
+        self, refusal: Whole, request: Request, asked: ChatRequest, tenant: Tenant, answer: Answer, call: Call
+    ) -> None:
+        """Nobody takes it as it is."""
+        refused: Whole | None = refusal
+        if request.offers:
             fits, node = max(request.offers, key=itemgetter(0))
             answer.fields.append((DEGRADED, b"max_tokens=%d" % fits))
-            shorter = replace(request, body=shortened(asked.body, fits))
+            shorter = Request(request.headers, shortened(asked.body, fits), request.plan, request.visit)
             refused = await self._relay.run(iter((node,)), shorter, answer, call) and refused
         other = self._fallbacks.get(asked.model)
         if refused is not None and other is not None and (refused.status == 429 or refused.status >= 500):
@@ -70,7 +77,8 @@ class Course:
         if refused is not None:
             answer.fields = _unchanged(answer)
             call.code = code_of(refused)
-            await self._relay.refuse(_advised(refused, plan, call), answer, call)
+            answer.fields += call.disclosure()
+            await answer.give(_advised(refused, request.plan, call))
 
     def _fallback(self, asked: ChatRequest, tenant: Tenant, request: Request) -> Request | None:
         """None where the tenant's regions do not serve that model."""
@@ -80,29 +88,35 @@ class Course:
             return None
         return Request(request.headers, asked.body, plan, partial(self._router.visit, plan))
 
-    async def _serve(self, request: Request, answer: Answer, call: Call) -> Whole | None:
-        """None: it is answered. Else what the client is to be told if nobody else does better."""
-        plan, now = request.plan, monotonic()
-        decision = plan.decide(now, hold_until(call) - now)
-        if isinstance(decision, Hold):
-            decision = await self._held(plan, call, decision, now)
-            now = monotonic()
+    def _serve(self, request: Request, answer: Answer, call: Call) -> Awaitable[Whole | None]:
+        """To be awaited. None: it is answered. Else what the client is to be told if nobody else does better."""
+        now = monotonic()
+        found = request.plan.decide(now, hold_until(call) - now)
+        if isinstance(found, Hold):
+            return self._held(found, now, request, answer, call)
+        return self._send(found, now, request, answer, call)
+
+    def _send(
+        self, decision: Decision[Node], now: float, request: Request, answer: Answer, call: Call
+    ) -> Awaitable[Whole | None]:
         if call.choice is None:
             call.choice = decision.noted()
         if decision.first is None:
-            return whole(_none(plan, now))
-        return await self._relay.run(in_turn(decision, now), request, answer, call)
+            return _nobody(request.plan, now)
+        return self._relay.run(in_turn(decision, now), request, answer, call)
 
-    async def _held(self, plan: Plan, call: Call, found: Decision[Node] | Hold, begun: float) -> Decision[Node]:
+    async def _held(
+        self, found: Decision[Node] | Hold, begun: float, request: Request, answer: Answer, call: Call
+    ) -> Whole | None:
         """All nodes are hot: until one is not, or its time is over. `begun`: now."""
-        now, until, deadline = begun, inf, hold_until(call)
+        plan, now, until, deadline = request.plan, begun, inf, hold_until(call)
         while isinstance(found, Hold):
             until = min(until, found.until)  # the first hold's end, however often it has to wait
             await self._router.holds.wait(plan, call.started, until, deadline)
             now = monotonic()
             found = plan.decide(now, until - now)
         call.held_s += now - begun
-        return found
+        return await self._send(found, now, request, answer, call)
 
 
 def hold_until(call: Call) -> float:
@@ -113,6 +127,10 @@ def hold_until(call: Call) -> float:
 
 def _unchanged(answer: Answer) -> Headers:
     return [field for field in answer.fields if field[0] != DEGRADED]
+
+
+async def _nobody(plan: Plan, now: float) -> Whole:
+    return whole(_none(plan, now))
 
 
 def _none(plan: Plan, now: float) -> ApiError:

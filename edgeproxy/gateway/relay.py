@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 
@@ -41,18 +40,20 @@ LEAST_ATTEMPT_S = 2.0
 """What a further attempt has in any case: less would be no attempt."""
 
 
-@dataclass(slots=True)
 class Request:
     """What goes to nodes: to one, and to another where that fails."""
 
-    headers: Headers
-    """Beside the nodes' own credentials."""
-    body: bytes
-    plan: Plan
-    visit: Callable[[Node, float], Visit]
-    """To be entered when it is sent to a node."""
-    offers: list[tuple[int, Node]] = field(default_factory=list)
-    """Of nodes that refused it for want of memory: for an answer of so many tokens there would be room."""
+    __slots__ = ("body", "headers", "offers", "plan", "visit")
+
+    def __init__(self, headers: Headers, body: bytes, plan: Plan, visit: Callable[[Node, float], Visit]) -> None:
+        """`visit`: to be entered when it is sent to a node."""
+        self.headers = headers
+        """Beside the nodes' own credentials."""
+        self.body = body
+        self.plan = plan
+        self.visit = visit
+        self.offers: tuple[tuple[int, Node], ...] = ()
+        """Of nodes that refused it for want of memory: for an answer of so many tokens there would be room."""
 
     def again(self) -> Iterator[Node]:
         """The choice as it would fall now."""
@@ -85,9 +86,9 @@ class Relay:
         Raises ClientGone; UpstreamError where nothing but a cut can tell of a failure.
         """
         told: Whole | None = None
-        deadline = call.started + DEADLINE_SHARE * self._limits.first_byte_s
-        most = call.attempts + self._limits.attempts
-        race = self._race(request) if call.stream and self._hedging.on and self._limits.attempts > 1 else None
+        limits, visit_of = self._limits, request.visit
+        most = call.attempts + limits.attempts
+        race = self._race(request) if call.stream and self._hedging.on and limits.attempts > 1 else None
         for node in nodes:
             if call.attempts >= most:
                 break
@@ -96,12 +97,13 @@ class Relay:
             call.attempts += 1
             call.node, call.region, call.rtt_s = node.name, node.region, node.rtt.srtt
             begun = monotonic()
-            with request.visit(node, begun) as visit:
+            with visit_of(node, begun) as visit:
                 try:
                     if told is not None:
+                        deadline = call.started + DEADLINE_SHARE * limits.first_byte_s
                         outcome = await self._in_time(node, request, call, max(deadline - begun, LEAST_ATTEMPT_S))
                     elif race is not None:
-                        outcome = await race.run(visit, call, request.visit)
+                        outcome = await race.run(visit, call, visit_of)
                     else:  # the first has all of the time, and the pool sees to that
                         outcome = await self._attempt(node, request, request.body, call)
                 except Failed as failed:
@@ -109,16 +111,23 @@ class Relay:
                     if told is None or (failed.busy and told.status != 429):
                         told = failed.answer
                 else:
-                    if isinstance(outcome, Whole) and _offered(outcome, visit.node, request):
+                    if not isinstance(outcome, Whole):
+                        visit.answered(outcome, call)
+                        await self._pass_on(visit, outcome, request, answer, call)
+                        return None
+                    if outcome.status != 200 and _offered(outcome, visit.node, request):
                         return outcome
                     visit.answered(outcome, call)
-                    await self._pass_on(visit, outcome, request, answer, call)
+                    if call.disclose:
+                        answer.fields += call.disclosure()
+                    await self._stages.pause()
+                    if outcome.status == 200:
+                        visit.served()
+                        if call.timings:
+                            outcome = outcome._replace(body=Timings(call, answer).in_body(outcome.body))
+                    await answer.give(outcome)
                     return None
         return told or whole(_no_node())
-
-    async def refuse(self, told: Whole, answer: Answer, call: Call) -> None:
-        answer.fields += call.disclosure()
-        await answer.give(told)
 
     async def _in_time(self, node: Node, request: Request, call: Call, seconds: float) -> Whole | Begun:
         """A further attempt, within what is left of the request's time."""
@@ -151,18 +160,8 @@ class Relay:
         node.breaker.succeeded(monotonic())
         return outcome
 
-    async def _pass_on(
-        self, visit: Visit, outcome: Whole | Begun, request: Request, answer: Answer, call: Call
-    ) -> None:
+    async def _pass_on(self, visit: Visit, outcome: Begun, request: Request, answer: Answer, call: Call) -> None:
         answer.fields += call.disclosure()
-        if isinstance(outcome, Whole):
-            await self._stages.pause()
-            if outcome.status == 200:
-                visit.served()
-                if call.timings:
-                    outcome = outcome._replace(body=Timings(call, answer).in_body(outcome.body))
-            await answer.give(outcome)
-            return
         if outcome.parser is None:
             with closing(outcome.response):
                 await answer.begin(outcome.headers, outcome.held)
@@ -262,7 +261,7 @@ def _offered(refused: Whole, node: Node, request: Request) -> bool:
     """Notes what the node has room for, where the client takes a shorter answer."""
     fits = fitting_tokens(refused) if request.plan.wishes.degrade else None
     if fits is not None:
-        request.offers.append((fits, node))
+        request.offers += ((fits, node),)
     return fits is not None
 
 

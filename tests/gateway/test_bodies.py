@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ LONG = 2 * FREE_BYTES
 
 
 def refused(bodies: Bodies, client: str, size: int = LONG) -> bool:
-    with bodies.room(client) as room:
+    with closing(bodies.room(client)) as room:
         try:
             room.cover(size)
         except ApiError as error:
@@ -29,10 +29,10 @@ def test_a_client_has_half_and_leaves_the_rest_to_others() -> None:
     bodies = Bodies(4 * LONG)
     with ExitStack() as stack:
         for client in ("a", "a", "b"):
-            stack.enter_context(bodies.room(client)).cover(LONG)
+            stack.enter_context(closing(bodies.room(client))).cover(LONG)
         assert refused(bodies, "a")
         assert not refused(bodies, "b")
-        stack.enter_context(bodies.room("c")).cover(LONG)
+        stack.enter_context(closing(bodies.room("c"))).cover(LONG)
         assert refused(bodies, "d")
     assert bodies.held == 0
     assert not refused(bodies, "a")
@@ -40,7 +40,7 @@ def test_a_client_has_half_and_leaves_the_rest_to_others() -> None:
 
 def test_a_body_that_grows_is_counted_once_and_one_that_was_announced_can_end() -> None:
     bodies = Bodies(4 * LONG)
-    with bodies.room("a") as room:
+    with closing(bodies.room("a")) as room:
         room.cover(LONG)
         for size in (1, FREE_BYTES, LONG - 1, LONG):
             room.cover(size)
