@@ -24,7 +24,7 @@ BOUNDS: dict[str, set[str]] = {
     "reason": {*FAILURES, *REASONS},
     "window": {"5m", "30m", "1h", "6h", "3d"},
 }
-SHORT = {"status": 16, "outcome": 16, "code": 32, "version": 1, "le": 64, "by": 3, "error": 64}
+SHORT = {"status": 16, "outcome": 32, "code": 32, "version": 1, "le": 64, "by": 3, "error": 64}
 """Values of the proxy's own lists: how many at most."""
 
 
