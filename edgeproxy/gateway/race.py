@@ -42,7 +42,7 @@ class Race:
         """Sends to the visit's node, and where that is late to another, which `enter` counts it at. Visit and call are
         those of the copy that answers. Raises Failed where none does."""
         self._hedging.sent()
-        due = due_s(visit.node.outlook, visit.expected)
+        due = due_s(visit.node.outlook, visit.sent.expected)
         if due is None:
             return await self._send(visit.node, call)
         async with _Copies() as copies:
@@ -78,7 +78,7 @@ class Race:
             if won is sent:
                 if not first.done():
                     visit.node.outlook.lateness.overtaken()
-                call.lost_s += other.at - visit.at
+                call.lost_s += other.sent.at - visit.sent.at
                 call.answered_as(own)
                 visit.swap(other)
             return copies.take(won)

@@ -22,12 +22,8 @@ _TELLING = 8
 class Visit:
     """A context that counts the request at the node. What ends it without `served` teaches nothing."""
 
-    __slots__ = ("_holds", "_plan", "_served", "at", "expected", "node", "sent")
+    __slots__ = ("_holds", "_plan", "_served", "node", "sent")
     node: Node
-    at: float
-    """When it was sent there."""
-    expected: float
-    """Seconds to the first token, as forecast then."""
     sent: Sent
 
     def __init__(self, plan: Plan, node: Node, holds: Holds, now: float) -> None:
@@ -47,8 +43,6 @@ class Visit:
     def swap(self, other: Visit) -> None:
         """Two copies of the request change places: the one that answers is this one's from now on."""
         self.node, other.node = other.node, self.node
-        self.at, other.at = other.at, self.at
-        self.expected, other.expected = other.expected, self.expected
         self.sent, other.sent = other.sent, self.sent
 
     def move(self, node: Node) -> None:
@@ -61,8 +55,8 @@ class Visit:
         if isinstance(outcome, Whole) and outcome.status != 200:
             call.code = code_of(outcome)
             return
-        plan, node = self._plan, self.node
-        tokens = self.sent.tokens
+        plan, node, sent = self._plan, self.node, self.sent
+        tokens = sent.tokens
         if call.prompt_tokens is not None:
             plan.counted(node.slot, call.prompt_tokens, call.cached_tokens)
             if call.cached_tokens is not None:
@@ -73,18 +67,18 @@ class Visit:
             plan.known.sessions.served(plan.session, node.slot)
         outlook, first_at, terms = node.outlook, call.first_at, call.terms
         if first_at is None:  # not streamed, by a node that tells no terms: when its first token was made, nobody knows
-            outlook.load.began(self.sent, None)
+            outlook.load.began(sent, None)
             return
-        shown = first_at - self.at
+        shown = first_at - sent.at
         queue = terms.get("queue")
         work = None
         if queue is not None:  # of the node's own terms, those that are not queue
             work = terms.get("parse", 0.0) + terms.get("prefill", 0.0) + terms.get("first", 0.0)
-        outlook.began(self.sent, tokens, Timings(shown, queue, work), self.expected)
+        outlook.began(sent, tokens, Timings(shown, queue, work))
         if outlook.pace.samples <= _TELLING:
             for other in plan.nodes:
                 other.outlook.pace.suppose(outlook.pace)
-        call.expected_s, call.shown_s = self.expected, shown
+        call.expected_s, call.shown_s = sent.expected, shown
 
     def resumed(self) -> None:
         """Another node goes on with the stream: its prompt is computed, and tells nothing of first tokens."""
@@ -99,14 +93,11 @@ class Visit:
                 self._plan.counted(self.node.slot, prompt, cached)
 
     def _begin(self, node: Node, now: float) -> None:
-        plan, outlook, slot = self._plan, node.outlook, node.slot
+        plan = self._plan
         self.node = node
-        self.at = now
-        tokens = plan.wanted.to_compute(slot)
-        self.expected = outlook.expect(now, tokens)
-        self.sent = outlook.sent(now, tokens)
+        self.sent = node.outlook.sent(now, plan.wanted.to_compute(node.slot))
         if plan.names:
-            plan.known.fleet.prefixes.sent(slot, plan.names)
+            plan.known.fleet.prefixes.sent(node.slot, plan.names)
         node.in_flight += 1
 
     def _end(self) -> None:

@@ -110,10 +110,6 @@ class Outlook:
             spent += max(DOUBT_S, DOUBT_SHARE * spent)
         return spent
 
-    def expect(self, now: float, tokens: float) -> float:
-        """When the first token usually comes: what people are told, and what is compared with the fact."""
-        return self.cost(now, tokens) * self.typical.factor(self.load.free_at - now)
-
     def forecast(self, now: float, tokens: float) -> Forecast:
         return Forecast.of(self.basis(now), now, tokens)
 
@@ -133,23 +129,25 @@ class Outlook:
         self.load.reported(told, self.pace, now, self.rtt.srtt or 0.0)
 
     def sent(self, now: float, tokens: float) -> Sent:
-        """A request with so many tokens to compute goes there now. `ended` is owed for it, once."""
+        """A request with so many tokens to compute goes there now. `ended` is owed for it, once. What is `expected` of
+        it is when a first token usually comes: people are told that, and it is compared with the fact."""
         load = self.load
-        queue = load.free_at - now
-        sent = Sent(now, tokens, load.running, queue if queue > 0.0 else 0.0)
+        ahead = load.free_at - now
+        expected = self.cost(now, tokens) * self.typical.factor(ahead)
+        sent = Sent(now, tokens, load.running, ahead if ahead > 0.0 else 0.0, expected)
         load.sent(sent, self.pace)
         return sent
 
-    def began(self, sent: Sent, tokens: float, timings: Timings, expected: float) -> None:
-        """The first token is here: what was to be computed in truth, how long it took, and how long was expected."""
+    def began(self, sent: Sent, tokens: float, timings: Timings) -> None:
+        """The first token is here: what was to be computed in truth, and how long it took."""
         first_token, queue, work = timings
         at = sent.at + first_token
         self.load.began(sent, queue, self.pace, at)
         if -MOMENT_S < at - self._learnt_at < MOMENT_S:
             return
         self._learnt_at = at
-        self.lateness.seen(first_token - expected)
-        self.typical.seen(sent.queue, later=first_token > expected)
+        self.lateness.seen(first_token - sent.expected)
+        self.typical.seen(sent.queue, later=first_token > sent.expected)
         if queue is not None:
             self.waited.learn(sent.queue, queue)
         if work is None:

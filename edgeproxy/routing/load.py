@@ -45,14 +45,16 @@ class Occupancy:
 class Sent:
     """A request that this proxy has sent and whose answer is not over."""
 
-    __slots__ = ("at", "began", "queue", "running", "tokens", "work")
+    __slots__ = ("at", "began", "expected", "queue", "running", "tokens", "work")
 
-    def __init__(self, at: float, tokens: float, running: float, queue: float) -> None:
-        """`tokens`: of its prompt, to be computed; `running`, `queue` (seconds): as expected there when it was sent."""
+    def __init__(self, at: float, tokens: float, running: float, queue: float, expected: float = 0.0) -> None:
+        """`tokens`: of its prompt, to be computed; `running`, `queue` (seconds) and `expected`, seconds to its first
+        token: as forecast when it was sent."""
         self.at = at
         self.tokens = tokens
         self.running = running
         self.queue = queue
+        self.expected = expected
         self.began = False
         self.work = 0.0
         """Seconds by which it made the queue longer."""
@@ -143,7 +145,9 @@ class Load:
         self._settle(sent)
         if pace is not None and self.free_at > now:
             ours = self.pending * pace.decode + self._pending_tokens * pace.drain(self.running)
-            self.free_at = min(self.free_at, max(self._others_at, now) + ours)
+            free_at = (self._others_at if self._others_at > now else now) + ours
+            if free_at < self.free_at:
+                self.free_at = free_at
 
     def ended(self, sent: Sent, now: float, *, served: bool) -> None:
         """The answer is over; `served`: it came to its end."""

@@ -46,7 +46,7 @@ class Lived(Random):
         for _ in range(self.choice((0, 1, 5))):
             sent = made.outlook.sent(NOW - 5.0, self.choice((20.0, 300.0)))
             work = self.uniform(0.002, 0.3)
-            made.outlook.began(sent, sent.tokens, Timings(work + 0.01, self.choice((None, 0.01)), work), 0.05)
+            made.outlook.began(sent, sent.tokens, Timings(work + 0.01, self.choice((None, 0.01)), work))
             made.outlook.ended(sent, NOW - 4.0, served=True)
 
     def home(self) -> Home:

@@ -54,7 +54,7 @@ def test_failed_requests_never_lower_an_estimate() -> None:
     rng, found = Random(1), outlook()
     for _ in range(50):
         sent = found.sent(0.0, 500.0)
-        found.began(sent, 500.0, Timings(0.54, 0.0, 0.51), 0.54)
+        found.began(sent, 500.0, Timings(0.54, 0.0, 0.51))
         found.ended(sent, 0.6, served=True)
     before = {tokens: found.cost(10.0, tokens) for tokens in (1.0, 100.0, 3000.0)}
     for _ in range(500):
@@ -71,7 +71,7 @@ def test_a_node_without_timings_is_learnt_from_our_own_first_byte() -> None:
         now += 10.0
         tokens = float(rng.choice((50, 300, 1000)))
         sent = found.sent(now, tokens)
-        found.began(sent, tokens, Timings(0.020 + 0.015 + 0.002 * tokens), 1.0)
+        found.began(sent, tokens, Timings(0.020 + 0.015 + 0.002 * tokens))
         found.ended(sent, now + 3, served=True)
     assert found.cost(now + 10, 600.0) == pytest.approx(0.035 + 1.2, rel=0.05)
 
@@ -83,7 +83,7 @@ def test_of_answers_that_come_at_once_one_is_learnt_from_and_none_waits_there_an
         expected = found.pace.expect(100.0, 0.0)
         for index, one in enumerate(sent):
             took = expected if index == 0 else 9.0
-            found.began(one, 100.0, Timings(0.030 + index * MOMENT_S / 100, 0.0, took), expected)
+            found.began(one, 100.0, Timings(0.030 + index * MOMENT_S / 100, 0.0, took))
     assert found.pace.samples == 3
     assert found.pace.expect(100.0, 0.0) == pytest.approx(0.110)
     assert found.load.pending == 0
@@ -95,7 +95,7 @@ def test_the_queue_is_learnt_where_a_node_takes_the_shortest_first() -> None:
         now = moment * 10.0
         found.reported(Occupancy(1, 0, 500), now)
         sent = found.sent(now, 20.0)
-        found.began(sent, 20.0, Timings(0.2, 0.12, 0.03), 0.5)  # a quarter of the 480 ms that stood before it
+        found.began(sent, 20.0, Timings(0.2, 0.12, 0.03))  # a quarter of the 480 ms that stood before it
         found.ended(sent, now + 1, served=True)
     found.reported(Occupancy(1, 0, 500), 2000.0)
     assert found.forecast(2000.0, 20.0).queue == pytest.approx(0.12, rel=0.1)
@@ -111,7 +111,7 @@ def test_what_prompts_lose_to_each_other_is_learnt_apart_from_the_pace() -> None
         sent = found.sent(now, float(tokens))
         alone = 0.010 + 0.001 * tokens
         work = alone + min(sent.queue, alone)  # a fair share while both run
-        found.began(sent, float(tokens), Timings(0.020 + work, 0.0, work), 0.5)
+        found.began(sent, float(tokens), Timings(0.020 + work, 0.0, work))
         found.ended(sent, now + 5.0, served=True)
     found.reported(Occupancy(1, 0, 900), now)
     assert found.shared.value == pytest.approx(1.0, rel=0.15)
@@ -124,11 +124,10 @@ def test_half_of_the_answers_come_sooner_than_is_told_though_the_mean_is_larger(
     found, rng, sooner = outlook(), Random(5), 0
     for number in range(2000):
         now = number * 10.0
-        expected = found.expect(now, 100.0)
         fact = 0.13 + (1.0 if rng.random() < 0.2 else 0.0) + rng.random() * 0.02
-        sooner += number >= 500 and fact < expected
         sent = found.sent(now, 100.0)
-        found.began(sent, 100.0, Timings(fact, 0.0, fact - 0.020), expected)
+        sooner += number >= 500 and fact < sent.expected
+        found.began(sent, 100.0, Timings(fact, 0.0, fact - 0.020))
         found.ended(sent, now + 5.0, served=True)
     assert 0.4 < sooner / 1500 < 0.6
-    assert found.cost(20_000.0, 100.0) > found.expect(20_000.0, 100.0) * 1.1
+    assert found.cost(20_000.0, 100.0) > found.sent(20_000.0, 100.0).expected * 1.1

@@ -75,20 +75,19 @@ class Tail:
     def _request(self) -> None:
         now, outlook = self.clock.now, self.outlook
         outlook.load.reported(Occupancy(0, 0, 0), outlook.pace, now, 0.0)
-        expected = outlook.cost(now, 10.0)
         sent = outlook.sent(now, 10.0)
         took = 1.2 + self.rng.random() * 0.02 + (2.0 if self.rng.random() < self.hesitates else 0.0)
         self.hedging.sent()
-        due = due_s(outlook, expected)
+        due = due_s(outlook, sent.expected)
         if due is not None and took > due and self.hedging.take():
             self.copies += 1
             if due + 1.2 < took:
                 self.clock.at(now + due + 1.2, self._overtaken, sent, due + 1.2)
                 return
-        self.clock.at(now + took, self._answered, sent, took, expected)
+        self.clock.at(now + took, self._answered, sent, took)
 
-    def _answered(self, sent: object, took: float, expected: float) -> None:
-        self.outlook.began(sent, 10.0, Timings(took, 0.0, took), expected)  # type: ignore[arg-type]
+    def _answered(self, sent: object, took: float) -> None:
+        self.outlook.began(sent, 10.0, Timings(took, 0.0, took))  # type: ignore[arg-type]
         self._ended(sent, took)
 
     def _overtaken(self, sent: object, took: float) -> None:

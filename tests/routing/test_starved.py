@@ -40,9 +40,8 @@ def served_by(near_s: float, far_s: float, seconds: int, *, near_declares: float
 
 def answer(one: Node, seconds: float, now: float) -> None:
     outlook = one.outlook
-    expected = outlook.expect(now, TOKENS)
     sent = outlook.sent(now, TOKENS)
-    outlook.began(sent, TOKENS, Timings(seconds + 0.001, 0.0, seconds), expected)
+    outlook.began(sent, TOKENS, Timings(seconds + 0.001, 0.0, seconds))
     outlook.ended(sent, now + seconds, served=True)
 
 

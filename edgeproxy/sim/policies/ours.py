@@ -43,8 +43,8 @@ class Edgeproxy(Policy):
         self._home = Home(place.regions)
         self._minimums: dict[str, float | None] = dict.fromkeys(place.regions)
         self._shortlist = Shortlist(self._nodes)
-        self._under_way: dict[int, tuple[Sent, float]] = {}
-        """Request number -> what was sent, and the first token's forecast."""
+        self._under_way: dict[int, Sent] = {}
+        """By request number."""
         self._cached: tuple[int, Mapping[int, float]] = (-1, {})
         """Of the request asked about last."""
 
@@ -67,21 +67,19 @@ class Edgeproxy(Policy):
         super().sent(node, asked, now)
         upstream = self._nodes[node]
         tokens = max(asked.prompt - self._held(asked).get(upstream.slot, 0.0), 1.0)
-        expected = upstream.outlook.expect(now, tokens)
-        self._under_way[asked.number] = upstream.outlook.sent(now, tokens), expected
+        self._under_way[asked.number] = upstream.outlook.sent(now, tokens)
         if asked.blocks:
             self._view.sent(upstream.slot, asked.blocks)
             self._cached = (-1, {})
 
     def first(self, node: int, asked: Asked, told: Told, now: float) -> None:
-        sent, expected = self._under_way[asked.number]
         timings = Timings(told.ttft_s, told.queue_s, told.prefill_s)
-        self._nodes[node].outlook.began(sent, asked.prompt - told.cached, timings, expected)
+        self._nodes[node].outlook.began(self._under_way[asked.number], asked.prompt - told.cached, timings)
 
     def ended(self, node: int, asked: Asked, now: float, *, served: bool) -> None:
         super().ended(node, asked, now, served=served)
         upstream = self._nodes[node]
-        upstream.outlook.ended(self._under_way.pop(asked.number)[0], now, served=served)
+        upstream.outlook.ended(self._under_way.pop(asked.number), now, served=served)
 
     def reported(self, node: int, report: Report, now: float) -> None:
         upstream = self._nodes[node]
