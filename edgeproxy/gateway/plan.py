@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 from edgeproxy.gateway.controls import Controls
 from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.routing.affinity import Sessions
-from edgeproxy.routing.choose import Decision, Hold, Wanted, choose
+from edgeproxy.routing.choose import Decision, Hold, Levels, Wanted, choose
 from edgeproxy.routing.home import Home
 from edgeproxy.routing.length import Length
 from edgeproxy.routing.prefix import chain, held_bytes
@@ -21,8 +21,6 @@ from edgeproxy.upstream.node import Fleet, Node
 
 _BELIEVED_SHARE = 0.75
 """Of what was believed to be cached: an answer that counts less shows that the node has forgotten."""
-_NOTHING: dict[int, int] = {}
-_UNHELD: dict[int, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Plan:
     """One request's way: asked as often as it has to be sent somewhere."""
 
     __slots__ = (
-        "_depths",
+        "_holders",
         "_messages",
         "_nodes",
         "_route",
@@ -81,17 +79,18 @@ class Plan:
         self.names = chain(prompt, route.key)
         """Of its chunks."""
         self.wishes = wishes
-        length, sticky = route.length, None
-        self.session = session if session is None else xxh3_64_intdigest(session, route.key)
-        if self.session is not None:
+        length = route.length
+        self.session: int | None = None
+        sticky: int | None = None
+        if session is not None:
+            self.session = xxh3_64_intdigest(session, route.key)
             sticky = known.sessions.slot(self.session)
-        depths, cached = _NOTHING, _UNHELD
+        self._holders: Sequence[tuple[int, int]] = ()
+        levels: Levels = ()
         if self.names:
-            depths = known.fleet.prefixes.depths(self.names)
-            if depths:
-                cached = {slot: length.held(size, messages, held_bytes(depth)) for slot, depth in depths.items()}
-        self._depths = depths
-        self.wanted = Wanted(length.tokens(size, messages), cached, sticky, length.usual)
+            self._holders = known.fleet.prefixes.holders(self.names)
+            levels = [(slots, length.held(size, messages, held_bytes(depth))) for slots, depth in self._holders]
+        self.wanted = Wanted(length.tokens(size, messages), levels, sticky, length.usual)
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -130,11 +129,11 @@ class Plan:
 
     def depth(self, slot: int) -> int:
         """How many chunks of its prompt the node was taken to hold."""
-        return self._depths.get(slot, 0)
+        return next((depth for slots, depth in self._holders if slots >> slot & 1), 0)
 
     def forget(self, slot: int) -> None:
         """The node holds nothing of the prompt after all."""
-        self._depths.pop(slot, None)
+        self._holders = [(slots & ~(1 << slot), depth) for slots, depth in self._holders]
 
     def elsewhere(self, now: float) -> str | None:
         """A region outside those wished for that has a fit node with room."""
@@ -153,7 +152,7 @@ class Plan:
         length.counted(size, self._messages, prompt_tokens)
         if cached_tokens is None:
             return
-        believed = self.wanted.cached.get(slot)
+        believed = self.wanted.held(slot)
         if believed is None:
             length.found(min(max(cached_tokens, 0), prompt_tokens))
         elif cached_tokens < _BELIEVED_SHARE * min(believed, prompt_tokens):

@@ -14,10 +14,9 @@ The fast loop of routing, once per request; the slow one is `home`. In order:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 from random import Random
-from types import MappingProxyType
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from edgeproxy.routing.breaker import Breaker
@@ -72,7 +71,9 @@ class Candidate(Protocol):
 
 
 N = TypeVar("N", bound=Candidate)
-_NOTHING: Mapping[int, float] = MappingProxyType({})
+Levels = Sequence[tuple[int, float]]
+"""(a bit for each slot, how many of a prompt's tokens these nodes probably hold), most first. A slot is in one at most.
+As many nodes hold as much, there are few of them, however large the fleet."""
 
 
 class Wanted(NamedTuple):
@@ -80,15 +81,28 @@ class Wanted(NamedTuple):
 
     tokens: float
     """Of the prompt, as estimated."""
-    cached: Mapping[int, float] = _NOTHING
-    """Slot -> how many of them the node probably holds, where anything is known of that."""
+    levels: Levels = ()
+    """How many of them are held where, as far as anything is known of that."""
     sticky: int | None = None
     """Slot of the node that served the session last."""
     usual: float = 0.0
     """How many of them any other node will find cached all the same."""
 
+    def held(self, slot: int) -> float | None:
+        """None: nothing is known of that node."""
+        for slots, held in self.levels:
+            if slots >> slot & 1:
+                return held
+        return None
+
+    def cached(self, slot: int) -> float:
+        """How many of them the node is expected to find cached."""
+        held = self.held(slot) if self.levels else None
+        return self.usual if held is None else held
+
     def to_compute(self, slot: int) -> float:
-        return max(self.tokens - self.cached.get(slot, self.usual), 1.0)
+        compute = self.tokens - self.cached(slot)
+        return compute if compute > 1.0 else 1.0
 
 
 class Hold(NamedTuple):
@@ -172,8 +186,8 @@ class Decision(Generic[N]):
         if noted is None:
             return None
         (node, basis), wanted = noted, self.wanted
-        held = wanted.cached.get(node.slot, wanted.usual)
-        return Option(node, Forecast.of(basis, self._now, wanted.to_compute(node.slot)), held)
+        forecast = Forecast.of(basis, self._now, wanted.to_compute(node.slot))
+        return Option(node, forecast, wanted.cached(node.slot))
 
     def others(self, now: float) -> tuple[list[N], list[N]]:
         """The nodes to try after the first, in order, as things stand `now`: those that are fit, and a last resort."""
@@ -233,19 +247,22 @@ def _costs(
     could be preferred to the cheapest: most of them by their distance and their work alone, and unseen where they are
     behind one whose distance is too much.
     """
-    tokens, cached, usual, step_s = wanted.tokens, wanted.cached, wanted.usual, home.step_s
+    tokens, step_s = wanted.tokens, home.step_s
     region = None if all_of_them else home.region
-    unseen = max(tokens - usual, 1.0)
+    unseen = max(tokens - wanted.usual, 1.0)
+    levels = [(slots, max(tokens - held, 1.0)) for slots, held in wanted.levels] if wanted.levels else None
     best = second = most = inf
     at_home = False
     fit: list[tuple[float, int]] = []
     standby: list[tuple[float, int]] = []
     for index, node in enumerate(nodes):
         outlook, compute = node.outlook, unseen
-        if cached:
-            compute = tokens - cached.get(node.slot, usual)
-            if compute < 1.0:
-                compute = 1.0
+        if levels is not None:
+            slot = node.slot
+            for slots, left in levels:
+                if slots >> slot & 1:
+                    compute = left
+                    break
         cost = outlook.cost(now, compute, True, most)
         if cost > most:
             if far and far[index] > most:

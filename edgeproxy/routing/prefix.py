@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -18,6 +18,8 @@ CHUNKS = ((256, 64), (1024, 64), (4096, 128))
 """(bytes, how many): the further from the beginning, the coarser. About 600 kB; what lies behind is not looked at."""
 NODE_CHUNKS = 65_536
 """Most chunks remembered of one node: 16 MB of prompts at least."""
+LEVELS = 16
+"""Most different depths that a prompt is looked up with."""
 TOTAL_CHUNKS = 1_048_576
 """Of all nodes together: about 200 MB of memory at the very most."""
 
@@ -86,22 +88,29 @@ class PrefixView:
         chunks = int(tokens * bytes_per_token / CHUNKS[0][0])
         self._capacity[slot] = max(chunks, 1)
 
-    def depths(self, names: Sequence[int]) -> dict[int, int]:
-        """Slot -> how many chunks from the beginning the node holds; those that hold none are left out."""
-        found: dict[int, int] = {}
+    def holders(self, names: Sequence[int]) -> list[tuple[int, int]]:
+        """(a bit for each slot, how many chunks from the beginning those nodes hold), the most first; those that hold
+        none are left out. Beyond LEVELS different depths, all that are less deep count as the least of them."""
+        found: list[tuple[int, int]] = []
         holders = self._holders.get
         still = holders(names[0], 0) if names else 0
         if not still:
             return found
         for depth, name in enumerate(names):
             now = holders(name, 0) & still
-            if now == still:
-                continue
-            _note(found, still & ~now, depth)
+            if now != still:
+                found.append((still ^ now, depth))
+                still = now
             if not now:
-                return found
-            still = now
-        _note(found, still, len(names))
+                break
+        if still:
+            found.append((still, len(names)))
+        found.reverse()
+        if len(found) > LEVELS:
+            together = 0
+            for slots, _ in found[LEVELS - 1 :]:
+                together |= slots
+            found[LEVELS - 1 :] = [(together, found[-1][1])]
         return found
 
     def sent(self, slot: int, names: Sequence[int]) -> None:
@@ -149,10 +158,11 @@ class PrefixView:
             self._holders.pop(name, None)
 
 
-def _note(found: dict[int, int], slots: int, depth: int) -> None:
+def members(slots: int) -> Iterator[int]:
+    """The slots whose bits are set, lowest first."""
     while slots:
         lowest = slots & -slots
-        found[lowest.bit_length() - 1] = depth
+        yield lowest.bit_length() - 1
         slots ^= lowest
 
 

@@ -8,13 +8,14 @@ looked at, because the forecasts that decide are always made then.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import nlargest
+from itertools import chain, islice
 from math import inf
 from random import Random
 from typing import Generic
 
 from edgeproxy.routing.choose import Candidate, N, Wanted
 from edgeproxy.routing.home import Home
+from edgeproxy.routing.prefix import members
 
 WHOLE = 64
 """Fleets up to this size need no shortlist: a forecast takes about half a microsecond."""
@@ -85,8 +86,8 @@ class Shortlist(Generic[N]):
 
     def _likely(self, wanted: Wanted) -> list[N]:
         """The session's node and those that hold most of the prompt."""
-        holders = wanted.cached
-        slots = nlargest(HOLDERS, holders, key=holders.__getitem__) if len(holders) > HOLDERS else list(holders)
+        holders = chain.from_iterable(members(slots) for slots, _ in wanted.levels)
+        slots = list(islice(holders, HOLDERS))
         if wanted.sticky is not None:
             slots.append(wanted.sticky)
         return [self._by_slot[slot] for slot in slots if slot in self._by_slot]

@@ -64,8 +64,8 @@ def decisions(regions: int, each: int, held: tuple[int, ...]) -> Callable[[int],
         nonlocal now
         for _ in range(count):
             now += 0.001
-            cached = {slot: depth * 64.0 for slot, depth in prefixes.depths(chain(PROMPT, 1)).items()}
-            wanted = Wanted(1024.0, cached)
+            levels = [(slots, depth * 64.0) for slots, depth in prefixes.holders(chain(PROMPT, 1))]
+            wanted = Wanted(1024.0, levels)
             picked, far = shortlist.pick(wanted, home, now, rng)
             found = choose(picked, wanted, home, now, rng, far=far)
             assert isinstance(found, Decision) and found.first is not None

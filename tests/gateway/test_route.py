@@ -147,7 +147,8 @@ async def test_a_prompt_goes_where_it_is_cached_and_another_tenants_does_not_fol
     router = Router(nodes, Random(1))
     found = plan(router)
     with router.visit(found, nodes.nodes[2], 0.0) as visit:
-        assert plan(router).wanted.cached == {nodes.nodes[2].slot: 1024.0}  # at once: siblings may be right behind
+        slots = 1 << nodes.nodes[2].slot
+        assert plan(router).wanted.levels == [(slots, 1024.0)]  # at once: siblings may be right behind
         visit.node.outlook.load.began(visit.sent, None)
     assert next(plan(router).in_turn(0.0)) is nodes.nodes[2]
     assert next(plan(router, Tenant("other")).in_turn(0.0)) is nodes.nodes[0]
@@ -158,15 +159,15 @@ async def test_a_request_that_failed_leaves_no_belief_and_a_restart_takes_it_awa
     router, node = Router(nodes, Random(1)), nodes.nodes[0]
     with router.visit(plan(router), node, 0.0):
         pass
-    assert plan(router).wanted.cached == {}
+    assert not plan(router).wanted.levels
     with router.visit(plan(router), node, 0.0) as visit:
         node.outlook.load.began(visit.sent, None)
-    assert plan(router).wanted.cached != {}
+    assert plan(router).wanted.levels
     node.down("test")
     node.up(1.0)
     with router.visit(plan(router), node, 1.0):
         pass
-    assert plan(router).wanted.cached == {}
+    assert not plan(router).wanted.levels
 
 
 async def test_retry_does_not_leave_the_tenants_regions(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from edgeproxy.config import GatewayLimits
 from edgeproxy.protocol.node.blocks import Change, Snapshot
 from tests.fake_exchange import PREFIX
 from tests.gateway.drive import ask, begin, chat, edge
+from tests.routing.fleet import depths
 
 USAGE_TOKENS = 7
 """Of any prompt, as the scripted nodes count."""
@@ -52,7 +53,7 @@ async def test_a_prompt_that_its_node_evicts_is_no_longer_taken_to_be_there(tmp_
         assert (await ask(e.app, long)).status == 200
         list(near.evictions.apply(Snapshot("run", 0, "bits", 16, 0, 1, [(PREFIX.tail, b"")])))
         ((names, depth),) = near.evictions.apply(Change("run", 1, [(False, PREFIX.tail, b"")]))
-        assert (e.fleet.prefixes.depths(names), depth) == ({near.slot: len(names)}, 0)
+        assert (depths(e.fleet.prefixes, names), depth) == ({near.slot: len(names)}, 0)
 
 
 @pytest.mark.parametrize("model", ["500", "close-at-once", "cut-json", "400", "429", "garbage", "error-event"])

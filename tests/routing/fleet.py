@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgeproxy.routing.breaker import Breaker
-from edgeproxy.routing.choose import Decision, Hold
+from edgeproxy.routing.choose import Decision, Hold, Levels
 from edgeproxy.routing.forecast import Outlook
 from edgeproxy.routing.home import Home
+from edgeproxy.routing.prefix import PrefixView, members
 
 
 @dataclass
@@ -40,6 +42,17 @@ def home(**minimums: float | None) -> Home:
 def decided(found: Decision[Node] | Hold) -> Decision[Node]:
     assert isinstance(found, Decision)
     return found
+
+
+def levels(held: Mapping[int, float]) -> Levels:
+    """Of what each slot holds."""
+    amounts = sorted({*held.values()}, reverse=True)
+    return [(sum(1 << slot for slot in held if held[slot] == amount), amount) for amount in amounts]
+
+
+def depths(view: PrefixView, chunks: Sequence[int]) -> dict[int, int]:
+    """Slot -> how many of a prompt's chunks it holds."""
+    return {slot: depth for slots, depth in view.holders(chunks) for slot in members(slots)}
 
 
 def names(nodes: tuple[Node, ...]) -> list[str]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from edgeproxy.routing.choose import MAX_HOLD_S, Hold, Wanted, choose
 from edgeproxy.routing.home import Home
 from edgeproxy.routing.load import Occupancy
-from tests.routing.fleet import Node, decided, healthy, home, names, node, tried
+from tests.routing.fleet import Node, decided, healthy, home, levels, names, node, tried
 
 SHORT = Wanted(tokens=20.0)
 
@@ -54,7 +54,7 @@ def test_what_a_node_holds_of_the_prompt_is_worth_its_distance() -> None:
     near, far = node("n", "near", 0.005, slot=0), node("f", "far", 0.045, slot=1)
     rule = home(near=0.005, far=0.045)
     for prompt, expected in ((200.0, near), (4000.0, far)):  # 94 us for each token
-        wanted = Wanted(tokens=prompt, cached={1: prompt - 16})
+        wanted = Wanted(tokens=prompt, levels=levels({1: prompt - 16}))
         assert decided(choose([near, far], wanted, rule, 0.0, Random(1))).first is expected
 
 
@@ -222,6 +222,6 @@ def test_every_node_stands_in_the_order_once_and_no_unfit_one_before_a_fit_one(
 
 
 def test_what_every_node_finds_cached_is_not_computed_anywhere() -> None:
-    wanted = Wanted(tokens=40.0, cached={1: 32.0}, usual=16.0)
+    wanted = Wanted(tokens=40.0, levels=levels({1: 32.0}), usual=16.0)
     assert (wanted.to_compute(0), wanted.to_compute(1)) == (24.0, 8.0)
     assert Wanted(tokens=40.0, usual=64.0).to_compute(0) == 1.0

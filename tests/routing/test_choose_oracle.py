@@ -13,7 +13,7 @@ from edgeproxy.routing.forecast import Timings
 from edgeproxy.routing.home import Home
 from edgeproxy.routing.load import Occupancy
 from edgeproxy.routing.shortlist import Shortlist
-from tests.routing.fleet import Node, healthy, node
+from tests.routing.fleet import Node, healthy, levels, node
 from tests.routing.plain_choice import Plain, choose_plainly
 
 NOW = 100.0
@@ -62,7 +62,7 @@ class Lived(Random):
         holders = self.sample(nodes, self.choice((0, 0, min(2, len(nodes)), len(nodes))))
         cached = {one.slot: self.random() * 1.1 * tokens for one in holders}
         sticky = self.choice((None, self.choice(nodes).slot, 10_000))
-        return Wanted(tokens, cached, sticky, self.choice((0.0, 10.0)))
+        return Wanted(tokens, levels(cached), sticky, self.choice((0.0, 10.0)))
 
 
 @settings(deadline=None, max_examples=400)
@@ -108,7 +108,7 @@ def test_nodes_that_are_too_far_for_the_prompt_are_not_looked_at() -> None:
     rng = Random(1)
     some_hold: tuple[dict[int, float], ...] = ({}, {far[7].slot: 49.0})
     for cached in some_hold:
-        wanted = Wanted(50.0, cached)
+        wanted = Wanted(50.0, levels(cached))
         nodes, distances = Shortlist([*far, *near]).pick(wanted, home, NOW, rng)
         for one in far:
             one.looked_at = False

@@ -18,7 +18,7 @@ from edgeproxy.routing.choose import Wanted, choose
 from edgeproxy.routing.forecast import Timings
 from edgeproxy.routing.load import Occupancy
 from edgeproxy.routing.prefix import PrefixView, chain
-from tests.routing.fleet import Node, decided, home, node
+from tests.routing.fleet import Node, decided, depths, home, levels, node
 from tests.sim.small import plan, poisson, simulate
 
 PROMPT = Random(1).randbytes(4096)
@@ -83,12 +83,12 @@ def test_whom_nothing_tells_apart_shares_the_work() -> None:
 def test_who_had_to_leave_its_node_for_once_comes_back() -> None:
     """sglang#32195: affinity was lost whenever imbalance triggered."""
     nodes = [node("a", "r", 0.010, slot=0), node("b", "r", 0.010, slot=1)]
-    wanted = Wanted(1000.0, {0: 900.0}, sticky=0)
+    wanted = Wanted(1000.0, levels({0: 900.0}), sticky=0)
     nodes[0].outlook.reported(Occupancy(4, 0, 20_000), 0.0)
     nodes[1].outlook.reported(Occupancy(0, 0, 0), 0.0)
     assert decided(choose(nodes, wanted, home(r=0.010), 0.0, Random(1))).first is nodes[1]
     nodes[0].outlook.reported(Occupancy(0, 0, 0), 5.0)
-    both = wanted._replace(cached={0: 900.0, 1: 900.0})  # the detour has left a copy there
+    both = wanted._replace(levels=levels({0: 900.0, 1: 900.0}))  # the detour has left a copy there
     assert decided(choose(nodes, wanted, home(r=0.010), 5.0, Random(1))).first is nodes[0]
     assert decided(choose(nodes, both, home(r=0.010), 5.0, Random(1))).first is nodes[0]
 
@@ -98,6 +98,6 @@ def test_a_proxy_that_was_started_anew_knows_a_prompt_again_after_one_request() 
     view = PrefixView()
     slots = [view.join(), view.join()]
     names = chain(PROMPT, 7)
-    assert view.depths(names) == {}
+    assert depths(view, names) == {}
     view.sent(slots[1], names)
-    assert view.depths(names) == {slots[1]: len(names)}
+    assert depths(view, names) == {slots[1]: len(names)}

@@ -5,7 +5,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeproxy.routing.prefix import ENDS, PrefixView, chain, depth_of, held_bytes
+from edgeproxy.routing.prefix import ENDS, LEVELS, PrefixView, chain, depth_of, held_bytes
+from tests.routing.fleet import depths
 
 TEXT = Random(1).randbytes(20_000)
 
@@ -32,13 +33,13 @@ def test_what_was_sent_is_held_and_each_node_has_its_own_depth() -> None:
     names = chain(TEXT, 1)
     view.sent(a, names)
     view.sent(b, names[:10])
-    assert view.depths(names) == {a: len(names), b: 10}
-    assert view.depths(chain(TEXT, 2)) == {}
+    assert depths(view, names) == {a: len(names), b: 10}
+    assert depths(view, chain(TEXT, 2)) == {}
     view.unsent(a, names, 3)
-    assert view.depths(names) == {a: 3, b: 10}
+    assert depths(view, names) == {a: 3, b: 10}
     view.lost(b)
     view.sent(c, names[:1])
-    assert view.depths(names) == {a: 3, c: 1}
+    assert depths(view, names) == {a: 3, c: 1}
 
 
 def test_an_answer_that_counts_less_than_was_believed_costs_the_older_half() -> None:
@@ -48,8 +49,8 @@ def test_an_answer_that_counts_less_than_was_believed_costs_the_older_half() -> 
     view.sent(slot, old)
     view.sent(slot, new)
     view.overestimated(slot)
-    assert view.depths(old) == {}
-    assert view.depths(new) == {slot: 10}
+    assert depths(view, old) == {}
+    assert depths(view, new) == {slot: 10}
 
 
 def test_a_node_forgets_the_ends_of_what_was_used_longest_ago() -> None:
@@ -58,8 +59,8 @@ def test_a_node_forgets_the_ends_of_what_was_used_longest_ago() -> None:
     first, second = chain(TEXT[: 256 * 12], 1), chain(TEXT[: 256 * 12], 2)
     view.sent(slot, first)
     view.sent(slot, second)
-    assert view.depths(second) == {slot: 12}
-    assert view.depths(first) == {slot: 8}  # its beginning is kept, as a node keeps the blocks that others stand on
+    assert depths(view, second) == {slot: 12}
+    assert depths(view, first) == {slot: 8}  # its beginning is kept, as a node keeps the blocks that others stand on
 
 
 def test_capacity_is_the_nodes_own() -> None:
@@ -67,7 +68,7 @@ def test_capacity_is_the_nodes_own() -> None:
     slot = view.join()
     view.capacity(slot, tokens=640, bytes_per_token=4.0)
     view.sent(slot, chain(TEXT[: 256 * 12], 1))
-    assert view.depths(chain(TEXT[: 256 * 12], 1)) == {slot: 10}
+    assert depths(view, chain(TEXT[: 256 * 12], 1)) == {slot: 10}
 
 
 def test_a_slot_given_again_knows_nothing_of_its_former_node() -> None:
@@ -77,7 +78,7 @@ def test_a_slot_given_again_knows_nothing_of_its_former_node() -> None:
     view.leave(slot)
     assert view.size == 0
     assert view.join() == slot
-    assert view.depths(names) == {}
+    assert depths(view, names) == {}
 
 
 @settings(deadline=None, max_examples=50)
@@ -97,13 +98,25 @@ def test_it_is_bounded_and_both_of_its_tables_agree(steps: list[tuple[str, int, 
         names = prompts[prompt][:depth]
         if what == "sent":
             view.sent(slots[slot], names)
-            assert view.depths(names).get(slots[slot], 0) == min(len(names), 25)
+            assert depths(view, names).get(slots[slot], 0) == min(len(names), 25)
         elif what == "unsent":
             view.unsent(slots[slot], prompts[prompt], depth)
-            assert view.depths(prompts[prompt]).get(slots[slot], 0) <= depth
+            assert depths(view, prompts[prompt]).get(slots[slot], 0) <= depth
         else:
             view.lost(slots[slot])
         assert view.size <= 100
     for slot in slots:
         view.lost(slot)
     assert view.size == 0
+
+
+def test_of_many_depths_the_deepest_are_told_apart_and_none_is_taken_for_more_than_it_is() -> None:
+    view, names = PrefixView(), chain(TEXT, 1)
+    held = {view.join(): 1 + 2 * number for number in range(2 * LEVELS)}
+    for slot, depth in held.items():
+        view.sent(slot, names[:depth])
+    found = depths(view, names)
+    deepest = sorted(held, key=held.__getitem__, reverse=True)[: LEVELS - 1]
+    assert found.keys() == held.keys() and len(set(found.values())) == LEVELS
+    assert all(found[slot] == held[slot] for slot in deepest)
+    assert all(found[slot] <= held[slot] for slot in held)

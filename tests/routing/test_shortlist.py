@@ -6,7 +6,7 @@ from edgeproxy.routing.choose import Wanted, choose
 from edgeproxy.routing.load import Occupancy
 from edgeproxy.routing.rtt import UNMEASURED_S
 from edgeproxy.routing.shortlist import ORDER_S, SUMMARY_S, WHOLE, Shortlist
-from tests.routing.fleet import Node, decided, home, node
+from tests.routing.fleet import Node, decided, home, levels, node
 
 RTTS = {f"r{i}": 0.005 + 0.015 * i for i in range(10)}
 HOME = home(**RTTS)
@@ -71,7 +71,7 @@ def test_a_region_that_fills_up_gives_way_when_its_summary_is_made_again() -> No
 
 def test_nodes_that_hold_the_prompt_and_the_sessions_node_are_always_looked_at() -> None:
     nodes = fleet()
-    wanted = Wanted(5000.0, cached={950: 4900.0}, sticky=870)
+    wanted = Wanted(5000.0, levels=levels({950: 4900.0}), sticky=870)
     picked, _ = settled(nodes).pick(wanted, HOME, 0.0, Random(1))
     assert {950, 870} <= {one.slot for one in picked}
     assert decided(choose(picked, wanted, HOME, 0.0, Random(1))).first is nodes[950]

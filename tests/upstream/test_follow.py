@@ -10,6 +10,7 @@ from edgeproxy.protocol.node.blocks import Change, Prefix, Snapshot
 from edgeproxy.routing.prefix import ENDS
 from edgeproxy.upstream.follow import Follower
 from edgeproxy.upstream.node import Fleet, Node
+from tests.routing.fleet import depths
 from tests.upstream.raw import Peer, raw_server
 from tests.upstream.test_probe import node_at
 
@@ -29,7 +30,7 @@ def fleet_with(node: Node) -> Fleet:
 
 
 def depth(fleet: Fleet) -> int:
-    return fleet.prefixes.depths(NAMES).get(fleet.nodes[0].slot, 0)
+    return depths(fleet.prefixes, NAMES).get(fleet.nodes[0].slot, 0)
 
 
 async def test_an_eviction_is_seen_and_the_feed_read_on_where_it_broke_off() -> None:

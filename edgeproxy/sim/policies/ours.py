@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 
 from edgeproxy.routing.breaker import Breaker
@@ -45,11 +45,11 @@ class Edgeproxy(Policy):
         self._shortlist = Shortlist(self._nodes)
         self._under_way: dict[int, Sent] = {}
         """By request number."""
-        self._cached: tuple[int, Mapping[int, float]] = (-1, {})
-        """Of the request asked about last."""
+        self._last: tuple[int, Wanted] | None = None
+        """The request asked about last, by its number."""
 
     def choose(self, asked: Asked, nodes: Sequence[int], now: float, waited: float) -> int | Hold:
-        wanted = Wanted(float(asked.prompt), self._held(asked))
+        wanted = self._wanted(asked)
         candidates, far = self._shortlist.pick(wanted, self._home, now, self.rng)
         if len(nodes) < len(self._nodes):
             open_ = {self._nodes[node].slot for node in nodes}
@@ -66,11 +66,10 @@ class Edgeproxy(Policy):
     def sent(self, node: int, asked: Asked, now: float) -> None:
         super().sent(node, asked, now)
         upstream = self._nodes[node]
-        tokens = max(asked.prompt - self._held(asked).get(upstream.slot, 0.0), 1.0)
-        self._under_way[asked.number] = upstream.outlook.sent(now, tokens)
+        self._under_way[asked.number] = upstream.outlook.sent(now, self._wanted(asked).to_compute(upstream.slot))
         if asked.blocks:
             self._view.sent(upstream.slot, asked.blocks)
-            self._cached = (-1, {})
+            self._last = None
 
     def first(self, node: int, asked: Asked, told: Told, now: float) -> None:
         timings = Timings(told.ttft_s, told.queue_s, told.prefill_s)
@@ -96,11 +95,9 @@ class Edgeproxy(Policy):
         self._minimums[upstream.region] = nearest if others is None or nearest is None else min(nearest, others)
         self._home.update(self._minimums)
 
-    def _held(self, asked: Asked) -> Mapping[int, float]:
-        """Slot -> prompt tokens that the node probably holds."""
-        if self._cached[0] != asked.number:
-            depths = self._view.depths(asked.blocks) if asked.blocks else {}
-            each = self.place.block_tokens
-            held = {slot: float(min(depth * each, asked.prompt - 1)) for slot, depth in depths.items()}
-            self._cached = asked.number, held
-        return self._cached[1]
+    def _wanted(self, asked: Asked) -> Wanted:
+        if self._last is None or self._last[0] != asked.number:
+            each, holders = self.place.block_tokens, self._view.holders(asked.blocks) if asked.blocks else []
+            levels = [(slots, float(min(depth * each, asked.prompt - 1))) for slots, depth in holders]
+            self._last = asked.number, Wanted(float(asked.prompt), levels)
+        return self._last[1]
