@@ -22,6 +22,8 @@ class Bodies:
         self._most = most
         self._by_client: Counter[str] = Counter()
         self.held = 0
+        self.turns = asyncio.Lock()
+        """Held by who works on a large body, for one turn of the event loop."""
         self._freed = 0
 
     def room(self, client: str) -> Room:
@@ -60,6 +62,10 @@ class Room:
         self._bodies = bodies
         self._client = client
         self.size = 0
+
+    @property
+    def turns(self) -> asyncio.Lock:
+        return self._bodies.turns
 
     def close(self) -> None:
         if self.size:

@@ -69,7 +69,7 @@ class Course:
             refused = await self._relay.run(iter((node,)), shorter, answer, call) and refused
         other = self._fallbacks.get(asked.model)
         if refused is not None and other is not None and (refused.status == 429 or refused.status >= 500):
-            lesser = self._fallback(asked._replace(body=with_model(asked.body, other), model=other), tenant, request)
+            lesser = self._fallback(asked.of_model(other, with_model(asked.body, other)), tenant, request)
             if lesser is not None:
                 answer.fields = [*_unchanged(answer), (DEGRADED, b"model=" + other.encode("ascii"))]
                 call.model = lesser.plan.label

@@ -18,7 +18,6 @@ MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
     "body",
     [
         b"",
-        b"{",
         b"[]",
         b"{" + MESSAGES + b"}",
         b'{"model":"\xff",' + MESSAGES + b"}",
@@ -40,3 +39,15 @@ async def test_proxy_and_node_say_the_same(tmp_path: Path, body: bytes) -> None:
         caught.value.param,
         caught.value.code,
     )
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"model":"m",}', b'{"model":"m"}}', b'{"model":"\\ud800"}'])
+async def test_of_what_is_no_json_only_the_cause_is_told_in_the_readers_words(tmp_path: Path, body: bytes) -> None:
+    async with edge(tmp_path) as e:
+        told: dict[str, Any] = (await ask(e.app, body)).json["error"]
+    with pytest.raises(ApiError) as caught:
+        parse_json(body)
+    same, _, cause = told["message"].partition(": ")
+    assert caught.value.message.startswith(f"{same}: ")
+    assert "byte" in cause
+    assert (told["param"], told["code"]) == (caught.value.param, caught.value.code)

@@ -1,0 +1,282 @@
+"""The members of a large JSON object, found and checked a piece at a time (RFC 8259).
+
+Nothing is made of what is read: what comes out is where each value stands. Strict where readers differ, so that all of
+them find the same: UTF-8 without a byte order mark, whole surrogate pairs, no NaN, no control characters in strings, no
+trailing commas. The grammar is in the patterns, which take in one go as much as they find of what is not nested deeply;
+the stack is here.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+STEP = 2**14
+"""Bytes that are looked at in one piece, about: a millisecond or less."""
+MAX_DEPTH = 512
+MAX_ELEMENTS = 2**17
+"""Lists and objects that no pattern takes in one go: each costs as much as a kilobyte of text."""
+_LEAST_WINDOW = 2**9
+_LONGEST_ESCAPE = 12
+_LEVELS = 3
+"""Of brackets in what a pattern takes in one go."""
+
+_SPACE = rb"[ \t\n\r]*+"
+_PAIR = rb"[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_ESCAPE = rb'\\(?:["\\/bfnrt]|u(?:' + _PAIR + rb"|(?![dD][89a-fA-F])[0-9a-fA-F]{4}))"
+_CHARACTERS = rb'(?:[^"\\\x00-\x1f]++|' + _ESCAPE + rb")*+"
+_STRING = rb'"' + _CHARACTERS + rb'"'
+_NUMBER = rb"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+"
+_SCALAR = b"(?:" + _STRING + b"|" + _NUMBER + b"|true|false|null)"
+_KEY = _STRING + _SPACE + b":" + _SPACE
+_COMMA = _SPACE + b"," + _SPACE
+_CLOSING = b'"]}'
+
+
+_decode_name = msgspec.json.Decoder(str).decode
+
+
+class Malformed(ValueError):
+    """What is wrong, and at which byte; never what stands there."""
+
+
+class Member(NamedTuple):
+    """Offsets: of the key's first byte, of the value's first, and behind its last."""
+
+    key: int
+    value: int
+    end: int
+    times: int
+    """How often the name is there: this is the last."""
+
+
+class Grammar:
+    """The patterns for objects of which some members are wanted. They take some milliseconds to compile."""
+
+    def __init__(self, names: frozenset[str], step: int = STEP) -> None:
+        self.names = names
+        self.step = step
+        value = _flat(_LEVELS)
+        pair = _KEY + value + _COMMA
+        wanted = b"|".join(re.escape(name.encode()) for name in sorted(names))
+        other = rb'(?!"(?:[^"\\]*+\\|(?:' + wanted + rb')"))'
+        self.space = re.compile(_SPACE)
+        self.key = re.compile(b"(" + _STRING + b")" + _SPACE + b":" + _SPACE)
+        self.characters = re.compile(_CHARACTERS)
+        self.value = re.compile(value)
+        self.items = re.compile(b"(?:" + value + _COMMA + b")*+")
+        self.pairs = re.compile(b"(?:" + pair + b")*+")
+        self.others = re.compile(b"(?:" + other + pair + b")*+")
+        """Members whose names are not wanted, and have no escapes."""
+
+    def members(self, body: bytes) -> Generator[None, None, dict[str, Member]]:
+        """Those wanted that are there. Yields between two pieces. Raises Malformed."""
+        yield from _check_utf8(body, self.step)
+        reading = _Reading(self, body)
+        yield from reading.run()
+        return reading.found
+
+
+def _flat(levels: int) -> bytes:
+    """A value with at most so many levels of brackets."""
+    if not levels:
+        return _SCALAR
+    inner = _flat(levels - 1) + _SPACE
+    array = rb"\[" + _SPACE + b"(?:" + inner + rb"(?:," + _SPACE + rb"(?!\])|(?=\])))*+\]"
+    members = rb"\{" + _SPACE + b"(?:" + _KEY + inner + rb"(?:," + _SPACE + rb"(?!\})|(?=\})))*+\}"
+    return b"(?:" + _SCALAR + b"|" + array + b"|" + members + b")"
+
+
+def _check_utf8(body: bytes, step: int) -> Iterator[None]:
+    at = 0
+    while at < len(body):
+        piece = body[at : at + step]
+        if piece.isascii():
+            at += len(piece)
+        else:
+            try:
+                at += codecs.utf_8_decode(piece, "strict", at + step >= len(body))[1]
+            except UnicodeDecodeError as error:
+                found = f"the byte 0x{piece[error.start]:02x} at offset {at + error.start}"
+                raise Malformed(f"{found} is no part of a UTF-8 character") from None
+        yield
+
+
+def _end(pattern: re.Pattern[bytes], body: bytes, at: int, limit: int) -> int:
+    """Where it ends that begins at `at`; there, where it is nothing."""
+    found = pattern.match(body, at, limit)
+    return at if found is None else found.end()
+
+
+class _Reading:
+    """Of one body. `_open` are the brackets that will close what it is within."""
+
+    __slots__ = (
+        "_at",
+        "_body",
+        "_fresh",
+        "_grammar",
+        "_key",
+        "_least",
+        "_name",
+        "_open",
+        "_step",
+        "_value",
+        "_window",
+        "found",
+    )
+
+    def __init__(self, grammar: Grammar, body: bytes) -> None:
+        self._grammar = grammar
+        self._body = body
+        self._at = 0
+        self._open: list[bytes] = []
+        self._fresh = False
+        """Nothing stands yet in what was opened last."""
+        self._step = grammar.step
+        self._least = self._window = min(_LEAST_WINDOW, grammar.step)
+        self._name = ""
+        self._key = self._value = 0
+        """Of the member that is being read."""
+        self.found: dict[str, Member] = {}
+
+    def run(self) -> Iterator[None]:
+        if self._mark() != b"{":
+            raise self._wrong("an object")
+        self._enter(b"}")
+        spent = elements = 0
+        while self._open:
+            before, window = self._at, self._window
+            self._skim()
+            empty = self._fresh and self._mark() == self._open[-1]
+            if empty or (yield from self._element()):
+                self._close()
+            elements += 1
+            if elements > MAX_ELEMENTS:
+                raise Malformed(f"it has more than {MAX_ELEMENTS} lists and objects in one another")
+            spent += self._at - before + window  # which may have been looked at in vain
+            if spent >= self._step:
+                spent = 0
+                yield
+        if self._mark():
+            raise self._wrong("nothing more")
+
+    def _mark(self) -> bytes:
+        """The next byte that is not blank; none at the end."""
+        limit = self._at + self._step
+        end = _end(self._grammar.space, self._body, self._at, limit)
+        if end == limit:
+            raise Malformed(f"there are more than {self._step} blanks at byte {self._at}")
+        self._at = end
+        return self._body[end : end + 1]
+
+    def _enter(self, closing: bytes) -> None:
+        if len(self._open) == MAX_DEPTH:
+            raise Malformed(f"it is nested more than {MAX_DEPTH} levels deep")
+        self._open.append(closing)
+        self._fresh = True
+        self._at += 1
+
+    def _skim(self) -> None:
+        """Over values that are not nested deeply, and have others behind them."""
+        self._mark()
+        if self._open[-1] == b"]":
+            pattern = self._grammar.items
+        else:
+            pattern = self._grammar.others if len(self._open) == 1 else self._grammar.pairs
+        before, window = self._at, self._window
+        end = _end(pattern, self._body, before, before + window)
+        if end == before:
+            self._window = self._least
+            return
+        if end - before > window // 2:
+            self._window = min(2 * window, self._step)
+        self._at, self._fresh = end, False
+
+    def _element(self) -> Generator[None, None, bool]:
+        """True where it has ended, False where it was opened."""
+        depth = len(self._open)
+        if self._open[-1] == b"}":
+            self._read_key(depth)
+        mark = self._mark()
+        if depth == 1:
+            self._value = self._at
+        end = self._flat_end()
+        if end:
+            self._at = end
+        elif mark == b'"':
+            yield from self._string()
+        elif mark == b"[" or mark == b"{":
+            self._enter(b"]" if mark == b"[" else b"}")
+            return False
+        else:
+            raise self._wrong("a value")
+        if depth == 1:
+            self._keep()
+        return True
+
+    def _read_key(self, depth: int) -> None:
+        self._mark()
+        found = self._grammar.key.match(self._body, self._at, self._at + self._step)
+        if found is None:
+            raise self._wrong("a name in quotes and a colon")
+        if depth == 1:
+            self._key = self._at
+            self._name = _decode_name(found[1])
+        self._at = found.end()
+
+    def _flat_end(self) -> int:
+        """Of the value that begins here; 0 where it is longer or deeper than is taken in one go."""
+        window = self._window
+        while True:
+            limit = self._at + window
+            end = _end(self._grammar.value, self._body, self._at, limit)
+            if end == self._at:
+                return 0
+            if end < limit or self._body[limit - 1] in _CLOSING or limit >= len(self._body):
+                return end
+            if window >= self._step:
+                raise Malformed(f"the number at byte {self._at} is too long")
+            window *= 2
+
+    def _string(self) -> Iterator[None]:
+        """One that may be as long as the body."""
+        self._at += 1
+        while True:
+            limit = self._at + self._step
+            self._at = end = _end(self._grammar.characters, self._body, self._at, limit)
+            if self._body[end : end + 1] == b'"':
+                self._at += 1
+                return
+            if not limit - _LONGEST_ESCAPE < end <= limit < len(self._body):
+                raise self._wrong("the rest of a string: no control character, no half of a surrogate pair")
+            yield
+
+    def _close(self) -> None:
+        """What ends with a value: the lists and objects that it is the last of."""
+        self._fresh = False
+        while self._open:
+            mark = self._mark()
+            if mark == b",":
+                self._at += 1
+                return
+            if mark != self._open[-1]:
+                raise self._wrong(f"',' or '{self._open[-1].decode()}'")
+            self._at += 1
+            self._open.pop()
+            if len(self._open) == 1:
+                self._keep()
+
+    def _keep(self) -> None:
+        if self._name in self._grammar.names:
+            before = self.found.get(self._name)
+            self.found[self._name] = Member(self._key, self._value, self._at, 1 if before is None else before.times + 1)
+
+    def _wrong(self, wanted: str) -> Malformed:
+        if self._at >= len(self._body):
+            return Malformed(f"it ends at byte {self._at}, before {wanted}")
+        return Malformed(f"at byte {self._at} there should be {wanted}")
