@@ -19,7 +19,7 @@ from edgeproxy.protocol.node.foreign import shaped_error, timings_of
 from edgeproxy.protocol.node.report import REPORT_HEADER, TIMING_HEADER, TOKENS_HEADER, decode_tokens
 from edgeproxy.protocol.openai.answers import is_chunk, is_completion
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.protocol.openai.headers import STREAM_HEADERS, Headers, find, first_of_each, media_type, to_client
+from edgeproxy.protocol.openai.headers import STREAM_HEADERS, Headers, find, media_type, to_client
 from edgeproxy.protocol.openai.sse import DONE, MEDIA_TYPE, Event, SseError, SseParser, has_content
 from edgeproxy.protocol.trace_context import RESPONSE as TRACERESPONSE
 from edgeproxy.protocol.trace_context import decode as decode_trace
@@ -79,7 +79,7 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
         call.heard = True
         numerics = node.numerics if node.native else None  # now: while we wait, probes look again
         try:
-            fields = first_of_each(response.headers)
+            fields = response.fields
             if REPORT_HEADER in fields:
                 node.observe(response.headers, response.first_byte_at)
             _heed(fields, call)

@@ -83,15 +83,13 @@ class Connection(asyncio.Protocol):
         self._closed = False
         self._paused = False
         self._unsent = False
-        self._begin(head_only=False)
-
-    def _begin(self, *, head_only: bool) -> None:
-        self._head_only = head_only
+        self._headers: Headers = []
+        """Of the head, or the trailers, that is being read."""
         self._interim = False
         self._delimited = False
         self._keep_alive = False
-        self._headers: Headers = []
-        """Of the head, or the trailers, that is being read."""
+        """Known, as what is above it, once a response has been parsed so far."""
+        self._head_only = False
         self._fields = 0
         self._field_bytes = 0
         self._overhead = 0
@@ -103,7 +101,8 @@ class Connection(asyncio.Protocol):
         """Sends a whole request. `head()` of what is returned waits for the answer. Raises StaleConnection."""
         if self._transport is None or self._closed or self._transport.is_closing():
             raise StaleConnection("send", self._name, "the connection was closed while idle")
-        self._begin(head_only=head_only)
+        self._head_only = head_only
+        self._fields = self._field_bytes = self._overhead = 0
         response = self._response = Response(self, self._served > 0, self._loop)
         self._served += 1
         self._transport.write(request)
@@ -176,16 +175,16 @@ class Connection(asyncio.Protocol):
         self._unsent = False
 
     def data_received(self, data: bytes) -> None:
-        response, transport = self._response, self._transport
-        if response is None or transport is None:
+        response = self._response
+        if response is None:
             self.abort()  # nobody asked: a server's farewell, or worse
             return
+        limits = self._limits
         now = monotonic()
         if not response.first_byte_at:
             response.first_byte_at = now
-        response.heard_at = now
-        self.deadline = now + self._limits.stall_s
-        self._owner.heard_at = now
+        response.heard_at = self._owner.heard_at = now
+        self.deadline = now + limits.stall_s
         self._overhead += len(data)
         cause = None
         try:
@@ -195,17 +194,20 @@ class Connection(asyncio.Protocol):
         except HttpParserError as error:
             self._keep_alive = False
             cause = f"sent what is not a response: {error.__context__ or error}"
+        if response.waiter is not None:
+            response.wake()
         if response.complete:
-            self._finish(response)
+            self._finish()
         elif cause is not None:
             self.fail(cause)
-        elif self._overhead > 2 * self._limits.head_bytes:
+        elif self._overhead > 2 * limits.head_bytes:
             self.fail(f"sent {self._overhead} bytes without any body among them")
-        elif self._fields + len(self._headers) > self._limits.headers:
-            self.fail(_too_many(self._limits))
-        elif response.buffered > self._limits.buffer_bytes and not self._paused:
+        elif self._headers and self._fields + len(self._headers) > limits.headers:
+            self.fail(_too_many(limits))
+        elif response.buffered > limits.buffer_bytes and not self._paused:
             self._paused = response.holding = True
-            transport.pause_reading()
+            assert self._transport is not None
+            self._transport.pause_reading()
 
     def eof_received(self) -> None:
         return None
@@ -242,22 +244,23 @@ class Connection(asyncio.Protocol):
         if status < 200:
             self._skip_interim(status)
             return
-        names = dict(headers)
-        self._delimited = b"content-length" in names
-        response.headers = headers if HOP_BY_HOP.isdisjoint(names) else self._end_to_end(headers)
-        response.status = status
+        fields = dict(reversed(headers))
+        self._delimited = b"content-length" in fields
+        if not HOP_BY_HOP.isdisjoint(fields):
+            headers = self._end_to_end(headers)
+            fields = dict(reversed(headers))
+        response.headers, response.fields, response.status = headers, fields, status
         if self._head_only:
             self._keep_alive = self._parser.should_keep_alive()
-            response.end(None)
-        else:
-            response.wake()
+            response.complete = True
 
     def on_body(self, data: bytes) -> None:
         response = self._response
         if response is None or response.complete:
             raise ValueError("a body where there can be none")
         self._overhead = 0
-        response.push(data)
+        response.chunks.append(data)
+        response.buffered += len(data)
 
     def on_message_complete(self) -> None:
         response = self._response
@@ -269,7 +272,7 @@ class Connection(asyncio.Protocol):
             self._interim = False
         elif response is not None and not response.complete:
             self._keep_alive = self._parser.should_keep_alive()
-            response.end(None)
+            response.complete = True
 
     # Parts.
 
@@ -300,7 +303,7 @@ class Connection(asyncio.Protocol):
                 self.idle_limit = _keep_alive_timeout(value, self.idle_limit)
         return [field for field in headers if field[0] not in HOP_BY_HOP and field[0] not in listed]
 
-    def _finish(self, response: Response) -> None:
+    def _finish(self) -> None:
         """The response has been parsed to its end."""
         self._response = None
         if self._head_only:

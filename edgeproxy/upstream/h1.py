@@ -13,6 +13,7 @@ import ssl
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 from time import monotonic
 
@@ -24,7 +25,7 @@ __all__ = ["Pool", "PoolLimits", "Response", "SilentNode", "UpstreamError"]
 
 _NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 """The pool writes its own framing and host; `expect` would only add a round trip."""
-_FIELD = b"%b: %b".__mod__
+_CHANGES_MEANING = "a header, method or target holds a character that would change the request's meaning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,18 +176,18 @@ class Pool:
     # Parts.
 
     def _head(self, method: bytes, target: bytes, headers: Collection[tuple[bytes, bytes]], body: bytes) -> bytes:
-        lines = [method + b" " + target + b" HTTP/1.1", b"host: " + self._host]
+        lines = [_first_lines(method, target, self._host)]
         if not _NOT_SENT.isdisjoint(dict(headers)):
             headers = [field for field in headers if field[0] not in _NOT_SENT]
-        lines += map(_FIELD, headers)
+        lines += map(b": ".join, headers)
         if body or method not in (b"GET", b"HEAD"):
             lines.append(b"content-length: %d" % len(body))
-        count = len(lines) + 1
+        count = len(lines) + 2
         lines += (b"", b"")
         head = b"\r\n".join(lines)
         # One look at the whole instead of one at each field: more line ends than lines is an injected line.
-        if head.count(b"\r") != count or head.count(b"\n") != count or b"\0" in head or lines[0].count(b" ") != 2:
-            raise ValueError("a header, method or target holds a character that would change the request's meaning")
+        if head.count(b"\r") != count or head.count(b"\n") != count or b"\0" in head:
+            raise ValueError(_CHANGES_MEANING)
         return head
 
     def _warmest(self) -> Connection | None:
@@ -300,6 +301,14 @@ class Pool:
 
     def _error(self, cause: str) -> UpstreamError:
         return UpstreamError("connect", self.name, cause)
+
+
+@lru_cache(maxsize=256)
+def _first_lines(method: bytes, target: bytes, host: bytes) -> bytes:
+    """Raises ValueError."""
+    if len((method + b" " + target).split(b" ")) != 2:
+        raise ValueError(_CHANGES_MEANING)
+    return b"%b %b HTTP/1.1\r\nhost: %b" % (method, target, host)
 
 
 def _reason(error: OSError) -> str:

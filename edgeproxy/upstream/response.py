@@ -57,13 +57,13 @@ class Response:
     the body."""
 
     __slots__ = (
-        "_chunks",
         "_connection",
         "_error",
         "_loop",
-        "_waiter",
         "buffered",
+        "chunks",
         "complete",
+        "fields",
         "first_byte_at",
         "headers",
         "heard_at",
@@ -72,12 +72,15 @@ class Response:
         "reused",
         "sent_at",
         "status",
+        "waiter",
     )
 
     def __init__(self, connection: Exchange, reused: bool, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
         self.headers: Headers = []
         """Names in lower case, in order; hop-by-hop fields are taken out."""
+        self.fields: dict[bytes, bytes] = {}
+        """The first value of each."""
         self.reused = reused
         """False on a connection's first exchange: its time includes work that a warm one does not have."""
         self.sent_at = monotonic()
@@ -87,9 +90,10 @@ class Response:
         """When the last bytes were here; who reads them comes later."""
         self._connection = connection
         self._loop = loop
-        self._chunks: list[bytes] = []
+        self.chunks: list[bytes] = []
+        """Of the body, those that have come and were not read."""
         self.buffered = 0
-        """Bytes of the body that have come and were not read."""
+        """Their bytes."""
         self.holding = False
         """So many that the connection reads no further before they are."""
         self.replaceable = True
@@ -97,7 +101,7 @@ class Response:
         self.complete = False
         """The body has come to its end, read or not."""
         self._error: UpstreamError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self.waiter: asyncio.Future[None] | None = None
 
     async def head(self) -> None:
         """Returns once status and headers are there. Raises UpstreamError. Cancelling the caller as with `read`."""
@@ -105,8 +109,8 @@ class Response:
             while not self.status:
                 if self._error is not None:
                     raise self._error
-                self._waiter = self._loop.create_future()
-                await self._waiter
+                self.waiter = self._loop.create_future()
+                await self.waiter
         except asyncio.CancelledError:
             self.close()
             raise
@@ -117,13 +121,13 @@ class Response:
         Cancelling the caller aborts the connection at once.
         """
         try:
-            while not self._chunks:
+            while not self.chunks:
                 if self.complete:
                     return b""
                 if self._error is not None:
                     raise self._error
-                self._waiter = self._loop.create_future()
-                await self._waiter
+                self.waiter = self._loop.create_future()
+                await self.waiter
         except asyncio.CancelledError:
             self.close()
             raise
@@ -143,31 +147,22 @@ class Response:
         return self._connection.tcp_rtt()
 
     def _take(self) -> bytes:
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks.clear()
+        data = b"".join(self.chunks)
+        self.chunks.clear()
         self.buffered = 0
         if self.holding:
             self.holding = False
             self._connection.drained(self)
         return data
 
-    # What the connection calls.
+    # What the connection calls, once after each read of the socket, and at an end that no read brings.
 
     def wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def push(self, data: bytes) -> None:
-        self._chunks.append(data)
-        self.buffered += len(data)
-        if self._waiter is not None:
-            self.wake()
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def end(self, error: UpstreamError | None) -> None:
         self.complete = error is None
         self._error = error
-        if self._waiter is not None:
-            self.wake()
+        self.wake()

@@ -30,6 +30,7 @@ class ScriptedResponse:
 
     def __init__(self, pieces: list[bytes | None]) -> None:
         self.headers = [(b"content-type", b"text/event-stream")]
+        self.fields = dict(self.headers)
         self.sent_at = self.first_byte_at = self.heard_at = monotonic()
         self.closed = False
         self._pieces = pieces

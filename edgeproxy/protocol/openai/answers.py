@@ -6,7 +6,7 @@ from __future__ import annotations
 def is_completion(value: object) -> bool:
     """Whether a parsed body is a chat or older completion: at least one choice, each with its message or text."""
     choices = value.get("choices") if isinstance(value, dict) else None
-    return isinstance(choices, list) and bool(choices) and all(_answers(choice) for choice in choices)
+    return isinstance(choices, list) and bool(choices) and all(map(_answers, choices))
 
 
 def is_chunk(value: object) -> bool:

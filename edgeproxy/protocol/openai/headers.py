@@ -69,11 +69,6 @@ def find(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     return None
 
 
-def first_of_each(headers: Headers) -> dict[bytes, bytes]:
-    """Field name -> its first value."""
-    return dict(reversed(headers))
-
-
 def media_type(value: bytes | None) -> bytes:
     """`Application/JSON; charset=utf-8` -> `application/json`, `b""` where absent (RFC 9110 section 8.3)."""
     return (value or b"").partition(b";")[0].strip().lower()
