@@ -95,7 +95,7 @@ class H1Connection(asyncio.Protocol):
             self._drop(len(data))
             return
         self._read_at = time.monotonic()  # the loop's clock, but uvloop's own reading of it is whole milliseconds
-        if len(data) <= _PARSED_BYTES and not self._turns.waiting:
+        if not self._turns.waiting and (len(data) <= _PARSED_BYTES or self._parser.knows(data)):
             self._parse(data)
             return
         self._unparsed += data

@@ -54,26 +54,27 @@ class HeadMemory:
     def recall(self, data: bytes) -> tuple[RequestHead, Headers, bytes] | None:
         """Head, header fields and body of a whole request, and nothing else, whose head is known; else None.
         `data`: what was read since the end of the request before."""
-        known = self._known
-        if known is None or not data.startswith(known.before):
+        if self._known is None:
             return None
-        start = len(known.before)
+        before, behind, head, known, place = self._known
+        if not data.startswith(before):
+            return None
+        start = len(before)
         end = data.find(b"\r", start, start + _MOST_DIGITS + 1)
-        if end < 0 or not data.startswith(known.behind, end):
+        if end < 0 or not data.startswith(behind, end):
             return None
-        digits, body = data[start:end], data[end + len(known.behind) :]
+        digits, body = data[start:end], data[end + len(behind) :]
         if not digits.isdigit() or not 0 < len(body) <= self._most_body or int(digits) != len(body):
             return None
         self._tries = _TRIES
-        headers = known.headers.copy()
-        headers[known.place] = (b"content-length", digits)
-        return known.head, headers, body
+        headers = known.copy()
+        headers[place] = (b"content-length", digits)
+        return head, headers, body
 
-    def keep(self, data: bytes, head: RequestHead, headers: Headers, length: int) -> None:
-        """`data`: one whole request with a content-length, as it has been parsed."""
+    def keep(self, raw: bytes, head: RequestHead, headers: Headers) -> None:
+        """`raw`: a head as it was read, and parsed."""
         if not self._tries or not head.keep_alive or head.expects_continue or head.version != "1.1":
             return
-        raw = data[: len(data) - length]
         lines = len(headers) + 2
         if len(raw) > self._most_bytes or raw.count(b"\r") != lines or raw.count(b"\n") != lines:
             return  # there is more about it than fields of a line each

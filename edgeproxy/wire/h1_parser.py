@@ -52,15 +52,15 @@ class RequestParser:
         """Bytes read after the one in which the last event was."""
         self._known_host: bytes | None = None
         self._memory = HeadMemory(limits.head_bytes, min(limits.body_bytes, limits.unread_body_bytes))
-        self._told: tuple[RequestHead, Headers]
-        """The last head."""
-        self._ended = 0
-        """Requests that ended in the read in progress."""
+        self._begun = 0
+        """Requests that began in the read in progress."""
         self._between = True
         """No request has begun that has not ended."""
         self._reset()
 
     def _reset(self) -> None:
+        self._told: tuple[RequestHead, Headers] | None = None
+        """The head, once it is there."""
         self._target = b""
         self._headers: Headers = []
         self._head_at_most = 0
@@ -69,7 +69,6 @@ class RequestParser:
         self._body_bytes = 0
         self._host: bytes | None = None
         self._framing = b""
-        self._length: int | None = None
         self._chunked = False
         self._expects_continue = False
         self._upgrading = False
@@ -80,13 +79,17 @@ class RequestParser:
         if fresh and (known := self._memory.recall(data)) is not None:
             self._sink.request_whole(*known)
             return
-        self._ended = 0
+        self._begun = 0
         rest = data
         while (upgrade := self._parse(rest)) is not None:
             self._resume_after_upgrade()
             rest, fresh = rest[upgrade:], False
-        if fresh and self._between and self._ended == 1 and self._length is not None:
-            self._memory.keep(data, *self._told, self._length)
+        if fresh and self._begun == 1 and self._told is not None and not self._chunked:
+            self._memory.keep(data[: len(data) - self._body_bytes], *self._told)
+
+    def knows(self, data: bytes) -> bool:
+        """`data` is a whole request, not chunked, with a head that came before."""
+        return self._between and self._memory.recall(data) is not None
 
     def _parse(self, data: bytes) -> int | None:
         """Where in `data` the head of a request ends that asks for an upgrade, and llhttp with it; else None."""
@@ -110,6 +113,7 @@ class RequestParser:
 
     def on_message_begin(self) -> None:
         self._reset()
+        self._begun += 1
         self._between = False
         self._unused = 0
         self._head_at_most = self._fed
@@ -156,7 +160,6 @@ class RequestParser:
         if self._headers:
             self._check_size(self._headers)
         self._unused = 0
-        self._ended += 1
         self._between = True
         self._sink.request_ended()
 
@@ -193,8 +196,7 @@ class RequestParser:
                 )
             self._framing, self._chunked = b"transfer-encoding: chunked\r\n", True
         elif name == b"content-length":
-            self._length = int(value)
-            if self._length > self._limits.body_bytes:
+            if int(value) > self._limits.body_bytes:
                 raise self._body_too_large()
             self._framing = b"content-length: %b\r\n" % value
         else:

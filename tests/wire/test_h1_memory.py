@@ -53,6 +53,11 @@ def test_a_request_whose_head_came_before_is_told_at_once_whatever_its_length() 
     assert requests.events == fed(octets(reads))[0].events
 
 
+def test_a_head_whose_body_came_in_pieces_is_known_too() -> None:
+    first, second = ask(30), ask(20)
+    assert fed([first[:-25], first[-25:], second])[0].whole == 1
+
+
 def test_a_client_whose_heads_always_differ_is_soon_not_remembered() -> None:
     reads = [ask(1, b"traceparent: %d" % n) for n in range(20)]
     assert fed([*reads, reads[-1]])[0].whole == 0
