@@ -331,17 +331,17 @@ def ending_of(value: object) -> Ending:
             if isinstance(choice, dict) and isinstance(reason := choice.get("finish_reason"), str):
                 finish = reason
                 break
-    if error:
-        return Ending(True, finish, _counts(value), node_code(500, error))
-    return Ending(finish is not None, finish, _counts(value))
-
-
-def _counts(value: Mapping[str, Any]) -> Counts | None:
-    """By its usage, and where a server tells of the cached tokens elsewhere, by that."""
     usage = value.get("usage")
-    if not usage or not isinstance(usage, dict):
-        return None
-    prompt, details, written = map(usage.get, _USAGE)
+    counts = _counts(usage, value) if usage and isinstance(usage, dict) else None
+    if error:
+        return Ending(True, finish, counts, node_code(500, error))
+    return Ending(finish is not None, finish, counts)
+
+
+def _counts(usage: Mapping[str, Any], value: Mapping[str, Any]) -> Counts:
+    """`value`: around the usage. Some servers tell of the cached tokens there."""
+    prompt, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    details = usage.get("prompt_tokens_details")
     cached = None
     if details:
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
@@ -353,6 +353,3 @@ def _counts(value: Mapping[str, Any]) -> Counts | None:
         cached if isinstance(cached, int) else None,
         written if isinstance(written, int) else None,
     )
-
-
-_USAGE = ("prompt_tokens", "prompt_tokens_details", "completion_tokens")

@@ -101,19 +101,19 @@ class Gateway:
             call = Call(identity, known.first_byte, known.protocol, known.rtt())
         if path != CHAT_PATH:
             call.path = path.encode("ascii")
-        self._stages.under_way += 1
+        stages = self._stages
+        stages.under_way += 1
         try:
             await self._chat(scope, fields, known, receive, answer, call)
         except Exception as error:
             await self._fail(error, answer, call)
         finally:
-            self._stages.under_way -= 1
+            stages.under_way -= 1
             answer.close()
-            refused = None if known is None else known.refused
-            call.status = answer.status or (CLIENT_CLOSED if refused is None else refused.status)
+            call.status = answer.status or CLIENT_CLOSED
             call.handed_at = answer.handed_at
-            if refused is not None:
-                call.client_gone, call.code = False, refused.code
+            if known is not None and known.refused is not None:
+                _refused_by_listener(known.refused, answer, call)
             self._account.close(call, monotonic())
 
     async def _fail(self, error: Exception, answer: Answer, call: Call | None) -> None:
@@ -165,7 +165,11 @@ class Gateway:
                 if request.stream:
                     answer.hold(self._limits.hold_headers_s)
                 await self._stages.pause()
-                await self._course.run(plan, request, tenant, to_nodes, answer, call)
+                course = self._course
+                to_serve = course.request(plan, request.body, tenant, to_nodes, call)
+                refused = await course.serve(to_serve, answer, call)
+                if refused is not None:
+                    await course.make_do(refused, to_serve, request, tenant, answer, call)
         finally:
             room.close()
 
@@ -200,6 +204,11 @@ def _address(scope: Scope) -> str:
     """Who shares one part of what is bounded for all, where there are no tenants."""
     client = scope.get("client")
     return ANONYMOUS.name if client is None else address_key(client[0])
+
+
+def _refused_by_listener(refused: ApiError, answer: Answer, call: Call) -> None:
+    call.status = answer.status or refused.status
+    call.client_gone, call.code = False, refused.code
 
 
 def _traced(tracer: Tracer, to_nodes: Headers, fields: Fields, call: Call) -> Headers:

@@ -46,21 +46,27 @@ class Course:
         self._budgets = budgets
         self._fallbacks = fallbacks
 
-    async def run(
-        self, plan: Plan, asked: ChatRequest, tenant: Tenant, headers: Headers, answer: Answer, call: Call
-    ) -> None:
-        """Raises ClientGone, and UpstreamError where nothing but a cut can tell of a failure."""
+    def request(self, plan: Plan, body: bytes, tenant: Tenant, headers: Headers, call: Call) -> Request:
+        """What is to be served: `body` with `headers`, as planned."""
         call.budget_s = tenant.budget_s or self._budgets.get(plan.label, self._budget_s)
         call.own_budget_s = plan.wishes.budget_s
-        request = Request(headers, asked.body, plan, partial(self._router.visit, plan))
-        refused = await self._serve(request, answer, call)
-        if refused is not None:
-            await self._make_do(refused, request, asked, tenant, answer, call)
+        return Request(headers, body, plan, partial(self._router.visit, plan))
 
-    async def _make_do(
+    def serve(self, request: Request, answer: Answer, call: Call) -> Awaitable[Whole | None]:
+        """To be awaited. None: it is answered. Else what the client is to be told if nobody does better.
+
+        Raises ClientGone, and UpstreamError where nothing but a cut can tell of a failure.
+        """
+        now = monotonic()
+        found = request.plan.decide(now, hold_until(call) - now)
+        if isinstance(found, Hold):
+            return self._held(found, now, request, answer, call)
+        return self._send(found, now, request, answer, call)
+
+    async def make_do(
         self, refusal: Whole, request: Request, asked: ChatRequest, tenant: Tenant, answer: Answer, call: Call
     ) -> None:
-        """Nobody takes it as it is."""
+        """Nobody takes it as it is. Raises as `serve` does."""
         refused: Whole | None = refusal
         if request.offers:
             fits, node = max(request.offers, key=itemgetter(0))
@@ -73,7 +79,7 @@ class Course:
             if lesser is not None:
                 answer.fields = [*_unchanged(answer), (DEGRADED, b"model=" + other.encode("ascii"))]
                 call.model = lesser.plan.label
-                refused = await self._serve(lesser, answer, call) and refused
+                refused = await self.serve(lesser, answer, call) and refused
         if refused is not None:
             answer.fields = _unchanged(answer)
             call.code = code_of(refused)
@@ -87,14 +93,6 @@ class Course:
         except ApiError:
             return None
         return Request(request.headers, asked.body, plan, partial(self._router.visit, plan))
-
-    def _serve(self, request: Request, answer: Answer, call: Call) -> Awaitable[Whole | None]:
-        """To be awaited. None: it is answered. Else what the client is to be told if nobody else does better."""
-        now = monotonic()
-        found = request.plan.decide(now, hold_until(call) - now)
-        if isinstance(found, Hold):
-            return self._held(found, now, request, answer, call)
-        return self._send(found, now, request, answer, call)
 
     def _send(
         self, decision: Decision[Node], now: float, request: Request, answer: Answer, call: Call

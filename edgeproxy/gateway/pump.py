@@ -113,7 +113,7 @@ class Pump:
 
     async def _copy(self, quiet: Quiet) -> None:
         response, parser, transcript, answer = self._response, self._parser, self._transcript, self._answer
-        timings, recent = self._timings, self._begun.recent
+        timings, recent, foreign = self._timings, self._begun.recent, self._begun.numerics is None
         events, rest = self._to_done(self._begun.events), list[Event]()
         if timings is not None:  # what tells the usage waits until the content is handed on
             events, rest = timings.apart(events)
@@ -123,7 +123,9 @@ class Pump:
         heard = quiet.since = monotonic()
         while data := await response.read():
             quiet.since = inf
-            events = self._to_done(parser.feed(data))
+            events = parser.feed(data)
+            if foreign and (self._done or len(events) > 1):
+                events = self._to_done(events)
             if timings is not None:
                 events = list(map(timings.in_event, events))
             passed = transcript.take(events)
@@ -136,6 +138,7 @@ class Pump:
                     recent.append(event)
                     said = True
             if said:
+                self._done = self._done or recent[-1].data == DONE
                 heard = quiet.since
             elif passed and quiet.since - heard > self._stall_s:
                 raise Broken("stalled_late")

@@ -150,7 +150,8 @@ class Relay:
         await self._stages.pause()
         node.breaker.started(monotonic())
         try:
-            outcome = await attempt(node, _fields(node, request.headers, call), body, call, self._limits)
+            extra = (*node.chat_headers, *call.to_native) if node.native else node.headers
+            outcome = await attempt(node, [*request.headers, *extra], body, call, self._limits)
         except Failed as failed:
             self._note(node, failed, request, call)
             raise
@@ -251,10 +252,6 @@ class Relay:
         else:
             node.breaker.failed(now)
             node.alarm.set()  # to be probed now: whether it is down is the prober's verdict
-
-
-def _fields(node: Node, headers: Headers, call: Call) -> Headers:
-    return [*headers, *node.chat_headers, *call.to_native] if node.native else [*headers, *node.headers]
 
 
 def _offered(refused: Whole, node: Node, request: Request) -> bool:

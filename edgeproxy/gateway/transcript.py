@@ -89,8 +89,8 @@ class Transcript:
         else:
             passed = self._take(events)
         if self.numerics is None or not (self._notes or self._written):
-            for event in events:
-                if not event.comment and _TEXT.search(event.data) is not None:
+            for data, _, comment in events:
+                if not comment and _TEXT.search(data) is not None:
                     self._shown += 1
         return passed
 

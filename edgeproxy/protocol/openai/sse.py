@@ -31,6 +31,10 @@ class Event(NamedTuple):
     """Nothing to dispatch: one comment line (`raw` starts with a colon), an empty line, or fields without `data`."""
 
 
+_event = tuple.__new__
+"""Makes an Event of a tuple, without the call of Python that its own constructor is: there is one for each token."""
+
+
 class SseParser:
     """Splits a stream into events. A comment line between events is an event of its own, out as soon as its line ends.
 
@@ -57,6 +61,9 @@ class SseParser:
             return self._feed(chunk)
         events: list[Event] = []
         for block in chunk[:-2].split(b"\n\n"):
+            if block.startswith(b"data: ") and b"\n" not in block and len(block) + 2 <= self._limit:
+                events.append(_event(Event, (block[6:], block + b"\n\n", False)))
+                continue
             comment, rest = b"", block
             if block.startswith(b":") and len(block) < self._limit:  # as native nodes do, before each event
                 comment, _, rest = block.partition(b"\n")
