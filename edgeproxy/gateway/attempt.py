@@ -77,11 +77,11 @@ async def attempt(node: Node, headers: Headers, body: bytes, call: Call, limits:
     try:
         response = await node.pool.request(b"POST", call.path, headers, node.body(body))
         call.heard = True
-        numerics = node.numerics if node.native else None  # now: while we wait, probes look again
         try:
             fields = response.fields
             if REPORT_HEADER in fields:
                 node.observe(response.headers, response.first_byte_at)
+            numerics = node.numerics if node.native else None  # now: while we wait, probes look again
             _heed(fields, call)
             if response.status != 200:
                 outcome: Whole | Begun = await _refused(response)
