@@ -247,7 +247,7 @@ def _costs(
     could be preferred to the cheapest: most of them by their distance and their work alone, and unseen where they are
     behind one whose distance is too much.
     """
-    tokens, step_s = wanted.tokens, home.step_s
+    tokens, sticky, step_s = wanted.tokens, wanted.sticky, home.step_s
     region = None if all_of_them else home.region
     unseen = max(tokens - wanted.usual, 1.0)
     levels = [(slots, max(tokens - held, 1.0)) for slots, held in wanted.levels] if wanted.levels else None
@@ -284,8 +284,7 @@ def _costs(
             else:
                 second = cost
             if at_home:
-                share = AFFINITY_SHARE * best
-                most = best + (share if share > AFFINITY_S else AFFINITY_S)
+                most = best + (EQUAL_SHARE * best if sticky is None else max(AFFINITY_S, AFFINITY_SHARE * best))
                 if second > most:
                     most = second
     fit.sort()
