@@ -125,13 +125,15 @@ class H1Connection(asyncio.Protocol):
 
     def _parse_on(self) -> None:
         """What has been read, as far as this turn of the loop allows."""
-        while self._unparsed and not self._turns.waiting:
-            data, self._unparsed = self._unparsed[:_PARSED_BYTES], self._unparsed[_PARSED_BYTES:]
+        data, start = self._unparsed, 0
+        self._unparsed = b""
+        while start < len(data) and not self._turns.waiting:
             if self._stopped:
-                data, self._unparsed = data + self._unparsed, b""
-                self._drop(len(data))
+                self._drop(len(data) - start)
                 return
-            self._parse(data)
+            self._parse(data[start : start + _PARSED_BYTES])
+            start += _PARSED_BYTES
+        self._unparsed = data[start:]
 
     def _parse(self, data: bytes) -> None:
         try:

@@ -13,6 +13,7 @@ from edgeproxy.wire.wire_error import wire_error
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
+_BREAKS = b"\r\n\0"
 _OWN = frozenset(
     (b"connection", b"content-length", b"transfer-encoding", b"keep-alive", b"proxy-connection", b"date", b"alt-svc")
 )
@@ -105,10 +106,10 @@ def encode_head(
         lines.append(b"connection: close")
     elif http10:
         lines.append(b"connection: keep-alive")
-    count = len(lines) + 1
+    breaks = 2 * (len(lines) + 1)
     lines += (b"", b"")
     head = b"\r\n".join(lines)
-    if head.count(b"\r") != count or head.count(b"\n") != count or b"\0" in head:
+    if len(head) - len(head.translate(None, _BREAKS)) != breaks:
         raise ValueError("a response header holds CR, LF or NUL; header values must be single lines")
     return head, Framing(length, chunked, bodyless, close)
 
