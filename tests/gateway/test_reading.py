@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edgeproxy.gateway.admit import read_chat
 from edgeproxy.gateway.bodies import Bodies
-from edgeproxy.gateway.reading import AT_ONCE_BYTES, REFUSED, ChatRequest, careful, usual
+from edgeproxy.gateway.reading import AT_ONCE_BYTES, REFUSED, SPARSE_BYTES, SPARSE_MARKS, ChatRequest, careful, usual
 from edgeproxy.protocol.json_members import STEP
 from edgeproxy.protocol.openai.checks import boolean, integer, required, text
 from edgeproxy.protocol.openai.errors import ApiError
@@ -171,9 +171,25 @@ def test_a_prompt_decides_where_a_request_goes_as_messages_do() -> None:
 def test_messages_are_counted_and_what_they_quote_is_not() -> None:
     messages = [{"role": "user", "content": '{"role": "user"}'}, {"content": "hi", "role": "user"}]
     assert parsed(messages=messages).messages == 2
-    many = orjson.dumps({"model": "m", "messages": messages * (AT_ONCE_BYTES // 50)})
-    assert usual(many) is None, "too large to be read in one go"
-    assert in_pieces(many).messages == 2 * (AT_ONCE_BYTES // 50)
+    many = orjson.dumps({"model": "m", "messages": messages * 5000})
+    assert len(many) > AT_ONCE_BYTES
+    assert in_pieces(many).messages == 10_000
+
+
+@pytest.mark.parametrize(
+    ("item", "count", "at_once"),
+    [
+        (b'"so many words and no more",', SPARSE_BYTES // 28 - 2, True),
+        (b'"so many words and no more",', SPARSE_BYTES // 28 + 2, False),
+        (b"[],", AT_ONCE_BYTES // 3 - 20, True),
+        (b"[],", SPARSE_MARKS // 2, False),
+        (b'"\\n",', SPARSE_MARKS // 2, False),
+    ],
+)
+def test_what_takes_long_is_not_read_in_one_go(item: bytes, count: int, at_once: bool) -> None:
+    body = b'{"model":"m","prompt":[%b1]}' % (item * count)
+    assert (usual(body) is not None) == at_once
+    assert in_pieces(body).prompt == b"[%b1]" % (item * count)
 
 
 @pytest.mark.parametrize("name", ["messages", "prompt", "x"])
@@ -192,7 +208,7 @@ def test_a_number_out_of_range_is_wrong_where_it_counts() -> None:
 def test_a_priority_stands_there_once() -> None:
     """It is taken out: tenants may have it only as far as they are allowed to."""
     found = in_pieces(b'{"model":"m", "prior\\u0069ty": 7 ,"messages":[]}')
-    assert (found.priority, found.body) == (7, b'{"model":"m","messages":[]}')
+    assert (found.priority, found.body) == (7, b'{"model":"m", "messages":[]}')
     assert told(b'{"model":"m","priority":7,"priority":7}') == ("priority", "invalid_value")
 
 
@@ -206,7 +222,7 @@ def test_of_a_very_long_name_only_the_beginning_is_read() -> None:
 async def test_others_have_their_turn_while_large_bodies_are_read() -> None:
     """Of all of them together, a piece in each turn of the loop."""
     body = orjson.dumps(
-        {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}] * 8000}
+        {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}] * 20_000}
     )
     bodies = Bodies(2**30)
 
@@ -221,5 +237,5 @@ async def test_others_have_their_turn_while_large_bodies_are_read() -> None:
     while not all(task.done() for task in reading):
         await asyncio.sleep(0)
         turns += 1
-    assert [task.result().messages for task in reading] == [8000] * 3
+    assert [task.result().messages for task in reading] == [20_000] * 3
     assert turns >= 3 * len(body) / STEP
