@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from h2.config import H2Configuration
 from h2.connection import AllowedStreamIDs
@@ -122,6 +122,7 @@ class ServerH2(SansIo):
         self.decoder = BoundedDecoder(limits.head_bytes)
         self._frame_dispatch_table[GoAwayFrame] = self._client_goes_away
         self._frame_dispatch_table[SettingsFrame] = self._client_settings
+        self._frame_dispatch_table[_Failed] = _fail
         self.initiate_connection()
         self.increment_flow_control_window(_UNREAD_STREAMS * stream_window - _DEFAULT_WINDOW_BYTES)
 
@@ -153,6 +154,18 @@ class ServerH2(SansIo):
             self._terminate_connection(ErrorCodes.COMPRESSION_ERROR if undecodable else error.error_code)
             raise
         return events, _cost(frame, events), _work(frame)
+
+    def _receive_frame(self, frame: Frame) -> list[Event]:
+        """The library's first writes each frame down for a logger, whether or not there is one. So it gets only those
+        that fail, with how they did: what is then to be done is its own affair."""
+        events: list[Event]
+        try:
+            frames, events = self._frame_dispatch_table[frame.__class__](frame)
+        except ProtocolError as error:
+            events = super()._receive_frame(_Failed(error))
+            return events
+        self._prepare_for_sending(frames)
+        return events
 
     @property
     def open_inbound_streams(self) -> int:
@@ -191,6 +204,21 @@ class ServerH2(SansIo):
 
     def _client_goes_away(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         return [], [ClientGoesAway()]
+
+
+class _Failed(Frame):
+    """A frame whose handling has raised."""
+
+    def __init__(self, error: ProtocolError) -> None:
+        super().__init__(0)
+        self.error = error
+
+    def __repr__(self) -> str:
+        return "a frame that failed"
+
+
+def _fail(frame: _Failed) -> NoReturn:
+    raise frame.error
 
 
 def _cost(frame: Frame, events: list[Event]) -> float:

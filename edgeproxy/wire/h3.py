@@ -64,7 +64,7 @@ class Session(Connection):
         self._idle_since = now
         self._pinged: float | None = None
         self._heard = now
-        self._draining = False
+        self._draining_since: float | None = None
         self._closes_at: int | None = None
         """The final GOAWAY: streams from here on are not served."""
 
@@ -76,7 +76,9 @@ class Session(Connection):
     # ---- events
 
     def event(self, event: QuicEvent) -> None:
-        if isinstance(event, ProtocolNegotiated):
+        if isinstance(event, StreamDataReceived) and self._h3 is not None:
+            self._arrived(event, self._h3)
+        elif isinstance(event, ProtocolNegotiated):
             limits = self._service.limits
             if event.alpn_protocol not in H3_ALPN:
                 self.quic.close(error_code=ErrorCode.H3_VERSION_FALLBACK, reason_phrase="this port speaks h3")
@@ -86,27 +88,26 @@ class Session(Connection):
             self._pong(event.uid)
         elif isinstance(event, HandshakeCompleted):
             self._start_early()
-        elif self._h3 is not None:
-            if isinstance(event, StreamDataReceived):
-                self._stamp(event.stream_id)
-                if event.end_stream and (request := self.requests.get(event.stream_id)) is not None:
-                    request.completed(time.monotonic())
+        elif isinstance(event, StopSendingReceived | StreamReset) and self._h3 is not None:
             unasked = isinstance(event, StreamReset) and self._is_unasked(event.stream_id)
-            for message in self._h3.handle_event(event):
-                self._message(message)
-            if idle := self._h3.take_idle_frames():
-                self.idle(idle)
-            if isinstance(event, StopSendingReceived | StreamReset):
-                self._given_up(event.stream_id)
-            if isinstance(event, StreamDataReceived) and event.end_stream:
-                self._check_headless(event.stream_id)
-            elif isinstance(event, StreamReset) and unasked:
+            self._h3.handle_event(event)
+            self._given_up(event.stream_id)
+            if unasked:
                 self._turn_away(event.stream_id, ErrorCode.H3_REQUEST_INCOMPLETE)
 
-    def _stamp(self, stream_id: int) -> None:
-        new = stream_id % 4 == 0 and stream_id not in self.requests and stream_id not in self._opening
-        if new and not self.h3.is_ignored(stream_id):
+    def _arrived(self, event: StreamDataReceived, h3: H3) -> None:
+        stream_id, request = event.stream_id, self.requests.get(event.stream_id)
+        if request is not None:
+            if event.end_stream:
+                request.completed(time.monotonic())
+        elif stream_id % 4 == 0 and stream_id not in self._opening and not h3.is_ignored(stream_id):
             self._opening[stream_id] = time.monotonic()
+        for message in h3.handle_event(event):
+            self._message(message)
+        if idle := h3.take_idle_frames():
+            self.idle(idle)
+        if event.end_stream and stream_id in self._opening:
+            self._check_headless(stream_id)
 
     def _is_unasked(self, stream_id: int) -> bool:
         """Neither a request nor the beginning of one has come on the stream, nor did we end it ourselves."""
@@ -157,7 +158,8 @@ class Session(Connection):
         ingress = Ingress("h3", first_byte, self._rtt)
         request = Request(self._service, self, stream_id, head, ingress, self._scope(head, ingress))
         self.requests[stream_id] = request
-        request.arrived(b"", message.stream_ended)
+        if message.stream_ended:
+            request.arrived(b"", end=True)
         if request.gone:
             self.finished(request)
         elif self.quic.handshaken or head.method in _SAFE:
@@ -239,11 +241,14 @@ class Session(Connection):
     def flushed(self) -> None:
         for request in list(self.blocked):
             request.flushed()
-        if self._leaving:
-            self._leaving = {stream_id for stream_id in self._leaving if not self.quic.delivered(stream_id)}
-        if self._closes_at is not None and not self.requests and not self._leaving and not self.quic.ended:
+        if self._closes_at is not None and not self.requests and not self._is_leaving() and not self.quic.ended:
             self.quic.close(error_code=ErrorCode.H3_NO_ERROR)
             self.wake()
+
+    def _is_leaving(self) -> bool:
+        """Looked at when it matters, and in every sweep: after each datagram it would be the most that we do there."""
+        self._leaving = {stream_id for stream_id in self._leaving if not self.quic.delivered(stream_id)}
+        return bool(self._leaving)
 
     def over(self) -> None:
         _log.debug("HTTP/3 connection with %s ended: %s", self.host, self.quic.end_reason)
@@ -259,14 +264,17 @@ class Session(Connection):
                 self.wake()
         for request in list(self.requests.values()):
             request.sweep(now)
+        if self._draining_since is not None and now - self._draining_since > self._service.limits.late_request_s:
+            self._say_last()  # no sign of it that the warning has arrived
+        leaving = self._is_leaving()
         if self.requests:
             self._ping(now)
         else:
-            self._sweep_idle(now - self._idle_since)
+            self._sweep_idle(now - self._idle_since, leaving)
 
-    def _sweep_idle(self, idle_s: float) -> None:
+    def _sweep_idle(self, idle_s: float, leaving: bool) -> None:
         limits = self._service.limits
-        if self._leaving:
+        if leaving:
             if idle_s > limits.stalled_write_s:
                 self.quic.close(error_code=ErrorCode.H3_NO_ERROR, reason_phrase="answers are not taken")
                 self.wake()
@@ -274,16 +282,25 @@ class Session(Connection):
             self.drain()
 
     def drain(self) -> None:
-        """GOAWAY in two steps (RFC 9114 section 5.2): first a warning, then, once it has arrived, the last stream."""
-        if self._draining:
+        """GOAWAY in two steps (RFC 9114 section 5.2): first a warning, then, once it has arrived, the last stream. A
+        client that does not say so in `late_request_s`, one that is gone or never ended its handshake, is not waited
+        for."""
+        if self._draining_since is not None:
             return
-        self._draining = True
+        self._draining_since = time.monotonic()
         if self._h3 is None:
             self.quic.close(error_code=ErrorCode.H3_NO_ERROR)
         else:
             self._h3.goaway(_ALL_STREAMS)
             self.quic.send_ping(_DRAIN)
         self.wake()
+
+    def _say_last(self) -> None:
+        """Requests that come from now on are not served, and after the last answer the connection is closed."""
+        if self._closes_at is None and self._h3 is not None:
+            self._closes_at = self._next_stream
+            self._h3.goaway(self._closes_at)
+            self.wake()
 
     def _ping(self, now: float) -> None:
         if self._pinged is not None:
@@ -297,7 +314,6 @@ class Session(Connection):
 
     def _pong(self, uid: int) -> None:
         if uid == _DRAIN:
-            self._closes_at = self._next_stream
-            self.h3.goaway(self._closes_at)
+            self._say_last()
         else:
             self._pinged, self._heard = None, time.monotonic()

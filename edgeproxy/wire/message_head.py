@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 Headers = list[tuple[bytes, bytes]]
@@ -19,7 +19,14 @@ _CONNECTION_SPECIFIC = frozenset(
 )
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
-_BAD_VALUE = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]\Z")
+_CONTROL = re.compile(rb"[\0\r\n]")
+_PADDED = re.compile(rb"^[ \t]|[ \t]\Z")
+_VALUE = itemgetter(1)
+_USUAL = frozenset(
+    (b"accept", b"accept-encoding", b"accept-language", b"authorization", b"content-length", b"content-type", b"host",
+     b"origin", b"referer", b"user-agent", b"cache-control", b"date", b"x-request-id", b"alt-svc")
+)  # fmt: skip
+"""Names that need no look at their octets."""
 _TARGET = re.compile(rb"[\x21\x22\x24-\x7e]+")
 """Visible ASCII without the fragment's `#`."""
 _AUTHORITY = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+,;=:\[\]]+")
@@ -29,8 +36,7 @@ class MalformedRequest(ValueError):
     """The stream is reset, and no other (RFC 9113 section 8.1.1, RFC 9114 section 4.1.2)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(NamedTuple):
     method: str
     scheme: str
     target: bytes
@@ -67,15 +73,14 @@ def parse_request(fields: Headers) -> RequestHead:
     host: bytes | None = None
     length: int | None = None
     expects_continue = False
+    _check_values(fields)
     for name, value in fields:
-        if _BAD_VALUE.search(value):
-            raise MalformedRequest("field value with a control character or surrounding space")
         if name[:1] == b":":
             if name not in _PSEUDO or name in pseudo or headers or cookies or host is not None:
                 raise MalformedRequest("unknown, repeated or late pseudo-header")
             pseudo[name] = value
             continue
-        if not _NAME.fullmatch(name):
+        if name not in _USUAL and not _NAME.fullmatch(name):
             raise MalformedRequest("field name is not a lower-case token")
         if name == b"host":
             if host is not None:
@@ -101,6 +106,13 @@ def parse_request(fields: Headers) -> RequestHead:
     return RequestHead(method, scheme, target, [(b"host", authority), *headers], length, expects_continue)
 
 
+def _check_values(fields: Headers) -> None:
+    values = [*map(_VALUE, fields)]
+    padded = [*map(bytes.strip, values)] != values and any(map(_PADDED.search, values))  # `strip` knows more spaces
+    if padded or _CONTROL.search(b" ".join(values)):
+        raise MalformedRequest("field value with a control character or surrounding space")
+
+
 def _pseudo_headers(pseudo: dict[bytes, bytes]) -> tuple[str, str, bytes, bytes]:
     if len(pseudo) != len(_PSEUDO):
         raise MalformedRequest(f"missing {b', '.join(sorted(_PSEUDO - pseudo.keys())).decode()}")
@@ -118,8 +130,9 @@ def _pseudo_headers(pseudo: dict[bytes, bytes]) -> tuple[str, str, bytes, bytes]
 
 def check_trailers(fields: Headers) -> None:
     """Raises MalformedRequest (RFC 9113 section 8.1)."""
-    for name, value in fields:
-        if not _NAME.fullmatch(name) or _BAD_VALUE.search(value) or name in _CONNECTION_SPECIFIC:
+    _check_values(fields)
+    for name, _ in fields:
+        if not _NAME.fullmatch(name) or name in _CONNECTION_SPECIFIC:
             raise MalformedRequest("a trailer that is a pseudo-header or no field")
 
 
@@ -138,7 +151,7 @@ def response_fields(status: int, headers: Iterable[tuple[bytes, bytes]], date: b
         name = name.lower()
         if name in _CONNECTION_SPECIFIC:
             continue
-        if not _NAME.fullmatch(name) or b"\n" in value or b"\r" in value or b"\0" in value:
+        if (name not in _USUAL and not _NAME.fullmatch(name)) or _CONTROL.search(value):
             raise ValueError(f"response header {name!r} is not a token with a single-line value")
         if name == b"content-length":
             if length is not None or not value.isdigit():

@@ -21,6 +21,7 @@ from aioquic.quic.events import (
     ProtocolNegotiated,
     QuicEvent,
     StreamDataReceived,
+    StreamReset,
 )
 from aioquic.quic.packet import QuicErrorCode, QuicProtocolVersion
 from aioquic.quic.packet_builder import QuicPacketBuilder
@@ -114,6 +115,7 @@ def test_private_parts_are_touched_in_one_package_only() -> None:
         (QuicConnection, "_write_stream_limits", ["self", "builder", "space", "stream"]),
         (QuicConnection, "_write_connection_limits", ["self", "builder", "space"]),
         (QuicConnection, "_close_begin", ["self", "is_initiator", "now"]),
+        (QuicConnection, "_write_stream_frame", ["self", "builder", "space", "stream", "max_offset"]),
         (QuicConnection, "_idle_timeout", ["self"]),
         (QuicConnection, "_replenish_connection_ids", ["self"]),
         (
@@ -137,6 +139,7 @@ def test_private_parts_are_touched_in_one_package_only() -> None:
             ["self", "frame_type", "frame_data", "stream", "stream_ended"],
         ),
         (H3Connection, "_receive_request_or_push_data", ["self", "stream", "data", "stream_ended"]),
+        (H3Connection, "_receive_stream_data", ["self", "event"]),
         (H3Connection, "_receive_stream_data_uni", ["self", "stream", "data", "stream_ended"]),
         (H3Connection, "_receive_stream_reset", ["self", "stream_id"]),
         (QuicStreamReceiver, "starting_offset", ["self"]),
@@ -199,6 +202,29 @@ def test_lost_packets_are_counted_once_and_late_ones_not(pair: Pair) -> None:
     assert pair.received(pair.client, stream) == 3000
     assert pair.server.take_lost() == 3
     assert pair.server.take_lost() == 0
+
+
+def test_many_streams_share_what_is_sent_and_those_that_wait_lose_nothing(pair: Pair) -> None:
+    streams = list(range(0, 28, 4))
+    for stream in streams:
+        pair.client.send_stream_data(stream, b"x")
+    pair.run()
+    for stream in streams[:3]:
+        pair.server.send_stream_data(stream, bytes(40_000))
+    for number in range(40):
+        if number == 2:  # joins while the others are in the midst
+            pair.server.send_stream_data(streams[5], bytes(100), end_stream=True)
+        pair.run(1)
+        if number == 8:
+            assert pair.received(pair.client, streams[5]) == 100
+    assert [pair.received(pair.client, stream) for stream in streams] == [40_000] * 3 + [0, 0, 100, 0]
+    for stream in streams[:3]:
+        pair.server.send_stream_data(stream, b"", end_stream=True)
+    pair.server.reset_stream(streams[3], 1)
+    pair.server.send_stream_data(streams[4], b"late", end_stream=True)
+    pair.run()
+    assert pair.received(pair.client, streams[4]) == 4
+    assert [event.stream_id for event in pair.heard[pair.client] if isinstance(event, StreamReset)] == [streams[3]]
 
 
 def test_the_limit_of_streams_is_announced(pair: Pair) -> None:

@@ -8,6 +8,7 @@ import pytest
 from aioquic.h3.connection import ErrorCode
 from aioquic.quic.packet import QuicErrorCode
 
+from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.tls import DevCertificate
 from tests.client.h3_edge import Probe, echo, serving, soon
 from tests.client.h3_peer import get
@@ -70,6 +71,28 @@ async def test_a_large_answer_is_delivered_before_the_close(certificate: DevCert
         await peer.closing()
         assert peer.at(stream).body == b"GET / " + body
         assert peer.at(stream).ended
+
+
+async def test_who_is_gone_or_never_came_whole_holds_no_drain_up(certificate: DevCertificate) -> None:
+    """A client that went without a word, one whose handshake is not over (a browser's that TCP was faster than), and
+    one that is there and hears that all is over."""
+    limits = Limits()
+    async with serving(echo, certificate, limits) as edge:
+        (await edge.peer(wait=False)).deaf = True
+        gone, there = await edge.peer(), await edge.peer()
+        for peer in (gone, there):
+            assert (await peer.reply(peer.request(get()))).status == 200
+            await peer.round_trip()
+        gone.deaf = True
+        assert edge.listener.connections == 3
+        drained = asyncio.create_task(edge.listener.drain(1000))
+        assert (await there.closing()).error_code == ErrorCode.H3_NO_ERROR
+        assert edge.listener.connections == 2
+        assert not drained.done()
+        edge.later(limits.late_request_s + 0.1)
+        assert limits.late_request_s + 0.1 < limits.handshake_s
+        async with asyncio.timeout(20):
+            await drained
 
 
 async def test_a_listener_is_healthy_until_it_drains(certificate: DevCertificate) -> None:

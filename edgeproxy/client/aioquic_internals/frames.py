@@ -42,7 +42,8 @@ class CountedQuic(QuicConnection):
         self._gaps = max(LEAST_GAPS, configuration.max_stream_data // OCTETS_PER_GAP)
         handlers: dict[int, tuple[Handler, object]] = vars(self)["_QuicConnection__frame_handlers"]
         for kind, (handle, epochs) in handlers.items():
-            handlers[kind] = (partial(self._handle_counted, handle), epochs)
+            carries = kind in _STREAM_FRAMES or kind == QuicFrameType.CRYPTO
+            handlers[kind] = (partial(self._handle_carrying if carries else self._handle_bare, handle), epochs)
 
     @property
     def idle_frames(self) -> float:
@@ -53,21 +54,28 @@ class CountedQuic(QuicConnection):
         self.frames, self._idle = 0, 0.0
         super().receive_datagram(data, addr, now)
 
-    def _handle_counted(self, handle: Handler, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+    def _count(self, frame_type: int) -> None:
         self.frames += 1
         if self.frames > FRAMES:
             raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "too many frames in a datagram")
-        start = buf.tell()
+
+    def _handle_bare(self, handle: Handler, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        self._count(frame_type)
+        self._idle += 1
+        handle(context, frame_type, buf)
+
+    def _handle_carrying(self, handle: Handler, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        self._count(frame_type)
+        start, told = buf.tell(), len(self._events)
         try:
             handle(context, frame_type, buf)
         finally:  # frames for streams that have ended are refused, and cost the same
-            carries = frame_type in _STREAM_FRAMES or frame_type == QuicFrameType.CRYPTO
-            size = buf.tell() - start if carries else 0
-            self._idle += max(1 - size / USEFUL_BYTES, -4.0)
-        if carries:
-            receiver = self._receiver_of(context, frame_type, buf, start)
-            if receiver is not None and len(receiver._ranges) > self._gaps:
-                raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "a stream in too many pieces")
+            self._idle += max(1 - (buf.tell() - start) / USEFUL_BYTES, -4.0)
+        if len(self._events) > told:  # it came in order, and leaves no gap
+            return
+        receiver = self._receiver_of(context, frame_type, buf, start)
+        if receiver is not None and len(receiver._ranges) > self._gaps:
+            raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "a stream in too many pieces")
 
     def _receiver_of(
         self, context: QuicReceiveContext, frame_type: int, buf: Buffer, start: int

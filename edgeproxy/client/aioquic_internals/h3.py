@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import cast
 
 import pylsqpack
@@ -22,7 +23,8 @@ from aioquic.h3.connection import (
     encode_frame,
 )
 from aioquic.h3.events import H3Event, Headers, HeadersReceived
-from aioquic.quic.connection import QuicConnection
+from aioquic.quic.connection import QuicConnection, stream_is_unidirectional
+from aioquic.quic.events import StreamDataReceived
 
 from edgeproxy.client.any_quic import AnyQuic
 
@@ -117,7 +119,7 @@ class H3(H3Connection):
     def _decode_headers(self, stream_id: int, frame_data: bytes | None) -> Headers:
         # The decoder does not know that a field section may be empty.
         headers = [] if frame_data == b"\0\0" else super()._decode_headers(stream_id, frame_data)
-        size = 32 * len(headers) + sum([len(name) + len(value) for name, value in headers])
+        size = 32 * len(headers) + sum(map(len, chain.from_iterable(headers)))
         if len(headers) > self._fields or size > self._head_bytes:
             raise _FieldsTooLarge
         return headers
@@ -136,6 +138,20 @@ class H3(H3Connection):
         # The answer to HEAD, and a 304, tell the length of a body that they do not have (RFC 9110 section 8.6).
         if not (self._is_client and stream.content_length == 0):
             super()._check_content_length(stream)
+
+    def _receive_stream_data(self, event: StreamDataReceived) -> list[H3Event]:
+        stream_id = event.stream_id
+        if stream_is_unidirectional(stream_id):
+            return super()._receive_stream_data(event)
+        # As the library does it, but for a context manager that it makes for each event.
+        stream = self._stream.get(stream_id)
+        if stream is None:
+            stream = self._stream[stream_id] = H3Stream(stream_id)
+        try:
+            return self._receive_request_or_push_data(stream, event.data, event.end_stream)
+        finally:
+            if stream.is_ended():
+                self._stream.pop(stream_id, None)
 
     def _receive_request_or_push_data(self, stream: H3Stream, data: bytes, stream_ended: bool) -> list[H3Event]:
         if stream.stream_id in self._refused:

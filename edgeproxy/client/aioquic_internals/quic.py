@@ -20,8 +20,8 @@ from edgeproxy.client.any_quic import Ending
 
 UNI_STREAMS = 8
 """Unidirectional streams open to the peer: control, two for QPACK, and some of types that we ignore."""
-
-
+LEAST_STREAM_FRAME = 4
+"""Octets before its data: type, an id of one octet, two of length (as the library writes it)."""
 _TIMED_OUT = "Idle timeout"
 """How the library calls it; its code is that of an internal error."""
 
@@ -104,7 +104,10 @@ class Quic(ResettableQuic):
         return read + self._configuration.max_stream_data
 
     def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:
+        # For each open stream and each packet: what nearly always holds is asked first, and without a call.
         receiver = stream.receiver
+        if receiver.is_finished and stream.max_stream_data_local_sent == stream.max_stream_data_local:
+            return
         if self._stream_data_due(stream):
             stream.max_stream_data_local = self._wanted(stream)
         if stream.max_stream_data_local_sent != stream.max_stream_data_local:
@@ -114,6 +117,14 @@ class Quic(ResettableQuic):
                 super()._write_stream_limits(builder=builder, space=space, stream=stream)
             finally:
                 receiver.highest_offset = arrived
+
+    def _write_stream_frame(
+        self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream, max_offset: int
+    ) -> int:
+        # A packet that is full is still offered to every stream that has something to send.
+        if builder.remaining_flight_space < LEAST_STREAM_FRAME:
+            return 0
+        return super()._write_stream_frame(builder=builder, space=space, stream=stream, max_offset=max_offset)
 
     def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
         limit = self._local_max_data
@@ -142,7 +153,17 @@ class Quic(ResettableQuic):
         if self._wrote and space is not None and space.ack_at is not None:
             space.ack_at = now
         self._wrote = False
-        return super().datagrams_to_send(now)
+        # Each packet asks every stream in the queue. Those that wait for their application, or for acknowledgements,
+        # have nothing to say, and are nearly all of them.
+        waiting: list[QuicStream] = []
+        due: list[QuicStream] = []
+        for stream in self._streams_queue:
+            (due if _has_something(stream) else waiting).append(stream)
+        self._streams_queue = due
+        try:
+            return super().datagrams_to_send(now)
+        finally:
+            self._streams_queue = waiting + self._streams_queue  # who was served stands last, as ever
 
     def unsent(self, stream_id: int) -> int:
         """Octets written to the stream that neither congestion control nor the peer's credit has let out yet."""
@@ -225,6 +246,13 @@ class Quic(ResettableQuic):
     def rtt(self) -> float | None:
         """Seconds, the least so far: the smoothed one begins with the handshake's. None before the first sample."""
         return self._loss._rtt_min if self._loss._rtt_initialized else None
+
+
+def _has_something(stream: QuicStream) -> bool:
+    """To send, or that it is over: what the library asks of each."""
+    receiver, sender = stream.receiver, stream.sender
+    over = receiver.is_finished and sender.is_finished
+    return bool(over or not sender.buffer_is_empty or sender.reset_pending or receiver.stop_pending)
 
 
 def refusal_datagram(version: int, source_cid: bytes, destination_cid: bytes, code: QuicErrorCode) -> bytes:
