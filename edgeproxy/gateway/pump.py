@@ -13,6 +13,7 @@ from edgeproxy.gateway.answer import Answer
 from edgeproxy.gateway.attempt import Begun
 from edgeproxy.gateway.timings import Timings
 from edgeproxy.gateway.transcript import NodeGaveUp, Transcript
+from edgeproxy.gateway.watch import ClientGone
 from edgeproxy.protocol.openai.sse import DONE, Event, SseError, SseParser
 from edgeproxy.upstream.h1 import UpstreamError
 
@@ -92,6 +93,8 @@ class Pump:
         try:
             with quiet.watch():
                 await self._copy(quiet)
+        except OSError as error:
+            raise ClientGone from error
         except SseError as error:
             raise Broken("malformed_late") from error
         except NodeGaveUp as given_up:
@@ -130,7 +133,7 @@ class Pump:
                 events = list(map(timings.in_event, events))
             passed = transcript.take(events)
             if passed:
-                await answer.write(passed)
+                await answer.pass_on(passed)
             quiet.since = monotonic()
             said = False
             for event in events:
