@@ -133,9 +133,9 @@ def keys(tenant: str, path: Path, disclose: bool, admin: bool, regions: tuple[st
 @CONFIG
 @ADMIN
 @ADMIN_KEY
-@click.argument("request_id")
-def explain(config: Path, base_url: str | None, key_file: Path | None, request_id: str) -> None:
-    """Say why a request went where it went. REQUEST_ID is the answer's x-request-id."""
+@click.argument("request_id", required=False)
+def explain(config: Path, base_url: str | None, key_file: Path | None, request_id: str | None) -> None:
+    """Say why a request went where it went. REQUEST_ID is the answer's x-request-id; without it, the last request."""
     from edgeproxy.admin_key import AdminKeyError, admin_key
     from edgeproxy.explain import ExplainError, explained
 

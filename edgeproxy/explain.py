@@ -41,11 +41,12 @@ class ExplainError(RuntimeError):
     """The decision cannot be told; the message names the thing, the cause and the remedy."""
 
 
-def explained(admin: str, request_id: str, key: str | None = None) -> str:
-    """`admin`: base URL of the admin listener; `key`: for one on another machine. Raises ExplainError."""
+def explained(admin: str, request_id: str | None, key: str | None = None) -> str:
+    """`admin`: base URL of the admin listener, `key`: for one on another machine; `request_id`: None for the last
+    request. Raises ExplainError."""
+    which = "?limit=1" if request_id is None else f"/{quote(request_id, safe='')}"
     try:
-        url = f"{admin}/admin/decisions/{quote(request_id, safe='')}"
-        answer = httpx.get(url, headers=authorization(key), timeout=TIMEOUT_S)
+        answer = httpx.get(f"{admin}/admin/decisions{which}", headers=authorization(key), timeout=TIMEOUT_S)
         if (told := refused(admin, answer.status_code, key)) is not None:
             raise ExplainError(told)
         found = answer.json()
@@ -60,7 +61,13 @@ def explained(admin: str, request_id: str, key: str | None = None) -> str:
         )
     if answer.status_code != 200:
         raise ExplainError(f"{admin} answers {answer.status_code}: {found.get('error', {}).get('message', '')}")
-    return render(found)
+    if request_id is not None:
+        return render(found)
+    if not found["decisions"]:
+        raise ExplainError(
+            f"no request has come to {admin} since it was started, none at least that was routed. {_ELSEWHERE}"
+        )
+    return render(found["decisions"][0])
 
 
 def render(found: Mapping[str, Any]) -> str:

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
+from click.testing import CliRunner
 
+from edgeproxy.cli import main
 from edgeproxy.explain import ExplainError, explained, render
-from tests.gateway.drive import ask, begin, chat, edge
+from tests.gateway.drive import Edge, ask, begin, chat, edge
 
 
 async def test_a_decision_is_told_with_its_terms_its_failures_and_its_outcome(tmp_path: Path) -> None:
@@ -43,6 +46,40 @@ async def test_a_client_that_left_unanswered_is_not_said_to_be_answered(tmp_path
     assert "answered by" not in text
 
 
+async def test_without_an_id_the_last_request_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with edge(tmp_path) as e:
+        with pytest.raises(ExplainError, match="no request has come"):
+            await told_by(e, None, monkeypatch)
+        for name in ("r-1", "r-2"):
+            await ask(e.app, chat("ok"), headers={"x-request-id": name})
+        assert (await told_by(e, None, monkeypatch)).startswith("r-2: ")
+        assert (await told_by(e, "r-1", monkeypatch)).startswith("r-1: ")
+
+
+async def told_by(e: Edge, request_id: str | None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the command says, of what the operator's application answers."""
+    paths = list[str]()
+
+    def get(url: str, **_: object) -> httpx.Response:
+        paths.append(url.removeprefix("http://127.0.0.1:9"))
+        return answers.pop()
+
+    answers = [httpx.Response(500, json={})]
+    monkeypatch.setattr(httpx, "get", get)
+    with pytest.raises(ExplainError, match="answers 500"):
+        explained("http://127.0.0.1:9", request_id)
+    path, _, query = paths[0].partition("?")
+    found = await ask(e.admin, method="GET", path=path, query=query.encode())
+    answers.append(httpx.Response(found.status, content=found.body))
+    return explained("http://127.0.0.1:9", request_id)
+
+
 def test_without_a_proxy_the_error_says_what_to_look_at() -> None:
     with pytest.raises(ExplainError, match=r"is the proxy running.*--config.*--admin"):
         explained("http://127.0.0.1:9", "r-1")
+
+
+def test_the_id_may_be_left_out() -> None:
+    told = CliRunner().invoke(main, ["explain", "--admin", "127.0.0.1:9"])
+    assert told.exit_code == 1
+    assert "is the proxy running" in told.output

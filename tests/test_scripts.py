@@ -56,3 +56,13 @@ def test_a_gpu_check_that_was_asked_for_and_not_run_is_a_failure(
     )
     assert found.returncode == status, found
     assert ("usage: scripts/gpu_check" if asked == ["--help"] else "no GPU check") in found.stdout + found.stderr
+
+
+@pytest.mark.parametrize(
+    "script", ["scripts/bench/first_token.py", "tests/engine/executor/gpu/compile_kernels.py"], ids=["bench", "kernels"]
+)
+def test_a_script_that_lacks_a_package_says_what_to_do(script: str) -> None:
+    without_packages = [sys.executable, "-S", str(ROOT / script), "--help"]
+    found = subprocess.run(without_packages, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert re.fullmatch(r"\w+ is missing: run \./scripts/install --dev, and .*\n", found.stderr)

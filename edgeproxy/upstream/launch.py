@@ -22,11 +22,14 @@ from time import monotonic
 from edgeproxy.config import Config, ConfigError, NodeConfig
 from edgeproxy.protocol.node.report import TOKEN_ENV
 from edgeproxy.upstream.origin import Origin, parse
+from edgeproxy.upstream.repeats import Repeats
 
 STOP_S = 2.0
 """From SIGTERM to SIGKILL, all children at once."""
 _LINE_BYTES = 8 * 1024
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.5, 10.0
+_LONGER_S = 2.0
+"""A child that lives so much longer than it did before does not fail in the same way."""
 _WELL_S = 30.0
 """A child that lived so long starts again without delay."""
 
@@ -177,17 +180,25 @@ class Launcher:
         _check_port(config, node, origin)
 
     async def _keep(self, child: Child) -> None:
-        wait = 0.0
+        wait = lived = 0.0
+        said = Repeats(lambda line: self._logger.info("%s: %s", child.name, line))
         while True:
             if wait:
                 await self._sleep(wait)
+            said.begin()
+            going_on = asyncio.get_running_loop().call_later(lived + _LONGER_S, said.go_on)
             started = monotonic()
-            status = await self._live(child)
+            try:
+                status = await self._live(child, said)
+            finally:
+                going_on.cancel()
             lived = monotonic() - started
             wait = 0.0 if lived >= _WELL_S else min(max(_FIRST_WAIT_S, 2 * wait), _LAST_WAIT_S)
-            self._logger.error("%s ended (%s) after %.1f s; starting it again in %g s", child.name, status, lived, wait)
+            again = said.end(status)
+            how = f"({status}) after {lived:.1f} s" + (f", the same {again + 1} times in a row" if again else "")
+            self._logger.error("%s ended %s; starting it again in %g s", child.name, how, wait)
 
-    async def _live(self, child: Child) -> str:
+    async def _live(self, child: Child, said: Repeats) -> str:
         """One life of a child, from start to end; cancelling stops it. Returns how it ended."""
         start = asyncio.get_running_loop().create_task(self._start(child))
         try:
@@ -199,7 +210,7 @@ class Launcher:
                 await _stop(await start)  # half started is started
             raise
         try:
-            await self._forward(child, process)
+            await self._forward(process, said)
             return _ending(await process.wait())
         finally:
             await _stop(process)
@@ -215,8 +226,8 @@ class Launcher:
             start_new_session=True,
         )
 
-    async def _forward(self, child: Child, process: asyncio.subprocess.Process) -> None:
-        """The child's output, line by line, under its name; a line that never ends is cut."""
+    async def _forward(self, process: asyncio.subprocess.Process, said: Repeats) -> None:
+        """The child's output, line by line; a line that never ends is cut."""
         assert process.stdout is not None
         rest = b""
         while data := await process.stdout.read(_LINE_BYTES):
@@ -224,7 +235,7 @@ class Launcher:
             if len(rest) > _LINE_BYTES:
                 lines, rest = [*lines, rest], b""
             for line in filter(None, lines):
-                self._logger.info("%s: %s", child.name, line.decode("utf-8", "replace"))
+                said.line(line.decode("utf-8", "replace"))
 
 
 def check_children(config: Config) -> None:

@@ -13,7 +13,11 @@ import asyncio
 import random
 from pathlib import Path
 
-import aiohttp
+try:
+    import aiohttp
+except ModuleNotFoundError:
+    raise SystemExit("aiohttp is missing: run ./scripts/install --dev, and start this with .venv/bin/python") from None
+
 from load import Sample, ask, median, milliseconds, prompt, report, tokens_per_second
 
 

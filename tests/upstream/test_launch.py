@@ -195,6 +195,14 @@ async def test_a_child_that_ends_is_started_again_after_a_growing_wait(lines: Li
     assert waits[:3] == [0.5, 1.0, 2.0]
 
 
+async def test_a_child_that_fails_in_the_same_way_is_told_of_in_full_once(lines: Lines) -> None:
+    task = asyncio.create_task(launcher_of(lines, "import sys; print('no such model'); sys.exit(3)").run())
+    last = await lines.line("ended", count=3)
+    await stop(task)
+    assert "(exit status 3)" in last and "the same 3 times in a row" in last
+    assert [line for line in lines.found if "model" in line] == ["child-0: no such model"]
+
+
 async def test_a_killed_child_is_named_by_its_signal(lines: Lines) -> None:
     task = asyncio.create_task(launcher_of(lines, "import os; os.kill(os.getpid(), 9)").run())
     assert "signal SIGKILL" in await lines.line("ended")

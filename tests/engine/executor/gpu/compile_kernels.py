@@ -19,9 +19,14 @@ from collections.abc import Iterator, Sequence
 from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+try:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error.name} is missing: run ./scripts/install --dev, and start this with .venv/bin/python"
+    ) from None
 
 from engine.executor.gpu.tiles import Pair, Tile, Tiles, attention_shared, tiles_for
 from engine.executor.kernels import adjust, attention, draw, embed, matmul, norm, outcome, rope
