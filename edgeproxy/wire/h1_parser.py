@@ -86,6 +86,7 @@ class RequestParser:
             rest, fresh = rest[upgrade:], False
         if fresh and self._begun == 1 and self._told is not None and not self._chunked:
             self._memory.keep(data[: len(data) - self._body_bytes], *self._told)
+        self._told = None  # idle connections are many
 
     def knows(self, data: bytes) -> bool:
         """`data` is a whole request, not chunked, with a head that came before."""
