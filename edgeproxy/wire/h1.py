@@ -184,9 +184,7 @@ class H1Connection(asyncio.Protocol):
     def request_whole(self, head: RequestHead, headers: Headers, body: bytes) -> None:
         self._fresh = False
         self._first_byte = self._read_at
-        exchange = self._enqueue(head, headers)
-        exchange.body_arrived(body)
-        exchange.ended(self._read_at)
+        self._enqueue(head, headers).arrived_whole(body, self._read_at)
         self._turns.spend()
         self._advance()
 

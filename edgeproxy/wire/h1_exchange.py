@@ -59,6 +59,13 @@ class Exchange(AsgiExchange):
 
     # ---- the connection's side
 
+    def arrived_whole(self, body: bytes, moment: float) -> None:
+        """Before the application is called. The last byte of the request was read then."""
+        self._body.append(body)
+        self.unread = len(body)
+        self.complete = True
+        self._ingress.last_byte = moment
+
     def body_arrived(self, data: bytes) -> None:
         self._body.append(data)
         self.unread += len(data)
