@@ -42,7 +42,7 @@ class Holds:
             self._called.pop(held, None)
             if future.done() and not future.cancelled():
                 node, sent = future.result()
-                node.outlook.ended(sent, monotonic(), served=False)
+                node.outlook.load.ended(sent, monotonic(), served=False)
 
     def rest(self, node: Node) -> None:
         """Something at the node has come to an end: it takes whom it can."""

@@ -103,7 +103,7 @@ class Visit:
     def _end(self) -> None:
         node, plan = self.node, self._plan
         node.in_flight -= 1
-        node.outlook.ended(self.sent, monotonic(), served=self._served)
+        node.outlook.load.ended(self.sent, monotonic(), served=self._served)
         if not self.sent.began and plan.names:
             plan.known.fleet.prefixes.unsent(node.slot, plan.names, plan.depth(node.slot))
         self._holds.rest(node)

@@ -17,7 +17,7 @@ DOUBT_SHARE = 0.20
 """The larger of both is what a hot node pays: it wins only where it is clearly better all the same."""
 STARVED_S = 30.0
 """Without an answer for so long, six probes of a near node, what was learnt of a node's pace begins to fade."""
-MOMENT_S = 0.005
+MOMENT_S = 0.010
 """Answers this close to one that was learnt from came out of the same few steps: they tell the same, and hundreds of
 them a second would wash out what all earlier ones told."""
 _MAX_WAITED = 4.0
@@ -129,8 +129,8 @@ class Outlook:
         self.load.reported(told, self.pace, now, self.rtt.srtt or 0.0)
 
     def sent(self, now: float, tokens: float) -> Sent:
-        """A request with so many tokens to compute goes there now. `ended` is owed for it, once. What is `expected` of
-        it is when a first token usually comes: people are told that, and it is compared with the fact."""
+        """A request with so many tokens to compute goes there now; `load.ended` is owed for it, once. What is expected
+        of it is when a first token usually comes: people are told that, and it is compared with the fact."""
         load = self.load
         ahead = load.free_at - now
         expected = self.cost(now, tokens) * self.typical.factor(ahead)
@@ -166,7 +166,3 @@ class Outlook:
             self._since = now
         elif now - max(self._since, self._learnt_at) > STARVED_S and not self.load.pending:
             self.pace.relax()
-
-    def ended(self, sent: Sent, now: float, *, served: bool) -> None:
-        """The answer is over. One that failed teaches nothing: a node that fails fast must not look fast."""
-        self.load.ended(sent, now, served=served)

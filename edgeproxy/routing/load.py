@@ -150,7 +150,8 @@ class Load:
                 self.free_at = free_at
 
     def ended(self, sent: Sent, now: float, *, served: bool) -> None:
-        """The answer is over; `served`: it came to its end."""
+        """The answer is over; `served`: it came to its end. One that failed teaches nothing: a node that fails fast
+        must not look fast."""
         began = sent.began
         if began or sent.at <= self._left_at:
             left = self.running - 1.0

@@ -98,10 +98,11 @@ class PrefixView:
             return found
         for depth, name in enumerate(names):
             now = holders(name, 0) & still
-            if now != still:
-                found.append((still ^ now, depth))
-                still = now
-            if not now:
+            if now == still:
+                continue
+            found.append((still ^ now, depth))
+            still = now
+            if not still:
                 break
         if still:
             found.append((still, len(names)))

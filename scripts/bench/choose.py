@@ -70,7 +70,7 @@ def decisions(regions: int, each: int, held: tuple[int, ...]) -> Callable[[int],
             found = choose(picked, wanted, home, now, rng, far=far)
             assert isinstance(found, Decision) and found.first is not None
             outlook = found.first.outlook
-            outlook.ended(outlook.sent(now, 16.0), now, served=False)
+            outlook.load.ended(outlook.sent(now, 16.0), now, served=False)
 
     return decide
 

@@ -47,7 +47,7 @@ class Lived(Random):
             sent = made.outlook.sent(NOW - 5.0, self.choice((20.0, 300.0)))
             work = self.uniform(0.002, 0.3)
             made.outlook.began(sent, sent.tokens, Timings(work + 0.01, self.choice((None, 0.01)), work))
-            made.outlook.ended(sent, NOW - 4.0, served=True)
+            made.outlook.load.ended(sent, NOW - 4.0, served=True)
 
     def home(self) -> Home:
         if self.random() < 0.1:

@@ -31,7 +31,7 @@ def serve(one: Node, first_s: float, whole_s: float, times: int = 40) -> float:
         sent = one.outlook.sent(now, 50.0)
         one.outlook.began(sent, 50.0, Timings(first_s, 0.0, first_s - 0.001))
         now += whole_s
-        one.outlook.ended(sent, now, served=True)
+        one.outlook.load.ended(sent, now, served=True)
         one.outlook.reported(Occupancy(0, 0, 0), now)
     return now
 

@@ -55,12 +55,12 @@ def test_failed_requests_never_lower_an_estimate() -> None:
     for _ in range(50):
         sent = found.sent(0.0, 500.0)
         found.began(sent, 500.0, Timings(0.54, 0.0, 0.51))
-        found.ended(sent, 0.6, served=True)
+        found.load.ended(sent, 0.6, served=True)
     before = {tokens: found.cost(10.0, tokens) for tokens in (1.0, 100.0, 3000.0)}
     for _ in range(500):
         sent = found.sent(10.0, rng.uniform(1, 1000))
         assert found.cost(10.0, 100.0) >= before[100.0]
-        found.ended(sent, 10.001, served=False)
+        found.load.ended(sent, 10.001, served=False)
     for tokens, cost in before.items():
         assert found.cost(10.0, tokens) >= cost
 
@@ -72,7 +72,7 @@ def test_a_node_without_timings_is_learnt_from_our_own_first_byte() -> None:
         tokens = float(rng.choice((50, 300, 1000)))
         sent = found.sent(now, tokens)
         found.began(sent, tokens, Timings(0.020 + 0.015 + 0.002 * tokens))
-        found.ended(sent, now + 3, served=True)
+        found.load.ended(sent, now + 3, served=True)
     assert found.cost(now + 10, 600.0) == pytest.approx(0.035 + 1.2, rel=0.05)
 
 
@@ -96,7 +96,7 @@ def test_the_queue_is_learnt_where_a_node_takes_the_shortest_first() -> None:
         found.reported(Occupancy(1, 0, 500), now)
         sent = found.sent(now, 20.0)
         found.began(sent, 20.0, Timings(0.2, 0.12, 0.03))  # a quarter of the 480 ms that stood before it
-        found.ended(sent, now + 1, served=True)
+        found.load.ended(sent, now + 1, served=True)
     found.reported(Occupancy(1, 0, 500), 2000.0)
     assert found.forecast(2000.0, 20.0).queue == pytest.approx(0.12, rel=0.1)
 
@@ -112,7 +112,7 @@ def test_what_prompts_lose_to_each_other_is_learnt_apart_from_the_pace() -> None
         alone = 0.010 + 0.001 * tokens
         work = alone + min(sent.queue, alone)  # a fair share while both run
         found.began(sent, float(tokens), Timings(0.020 + work, 0.0, work))
-        found.ended(sent, now + 5.0, served=True)
+        found.load.ended(sent, now + 5.0, served=True)
     found.reported(Occupancy(1, 0, 900), now)
     assert found.shared.value == pytest.approx(1.0, rel=0.15)
     assert found.waited.value < 0.05
@@ -128,6 +128,6 @@ def test_half_of_the_answers_come_sooner_than_is_told_though_the_mean_is_larger(
         sent = found.sent(now, 100.0)
         sooner += number >= 500 and fact < sent.expected
         found.began(sent, 100.0, Timings(fact, 0.0, fact - 0.020))
-        found.ended(sent, now + 5.0, served=True)
+        found.load.ended(sent, now + 5.0, served=True)
     assert 0.4 < sooner / 1500 < 0.6
     assert found.cost(20_000.0, 100.0) > found.sent(20_000.0, 100.0).expected * 1.1

@@ -95,7 +95,7 @@ class Tail:
         self._ended(sent, took)
 
     def _ended(self, sent: object, took: float) -> None:
-        self.outlook.ended(sent, self.clock.now, served=True)  # type: ignore[arg-type]
+        self.outlook.load.ended(sent, self.clock.now, served=True)  # type: ignore[arg-type]
         self.took.append(took)
 
 

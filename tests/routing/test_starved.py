@@ -42,7 +42,7 @@ def answer(one: Node, seconds: float, now: float) -> None:
     outlook = one.outlook
     sent = outlook.sent(now, TOKENS)
     outlook.began(sent, TOKENS, Timings(seconds + 0.001, 0.0, seconds))
-    outlook.ended(sent, now + seconds, served=True)
+    outlook.load.ended(sent, now + seconds, served=True)
 
 
 def test_a_home_that_never_answered_and_declares_too_little_gets_its_requests_back() -> None:

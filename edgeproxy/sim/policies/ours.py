@@ -78,7 +78,7 @@ class Edgeproxy(Policy):
     def ended(self, node: int, asked: Asked, now: float, *, served: bool) -> None:
         super().ended(node, asked, now, served=served)
         upstream = self._nodes[node]
-        upstream.outlook.ended(self._under_way.pop(asked.number), now, served=served)
+        upstream.outlook.load.ended(self._under_way.pop(asked.number), now, served=served)
 
     def reported(self, node: int, report: Report, now: float) -> None:
         upstream = self._nodes[node]
