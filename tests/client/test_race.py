@@ -154,6 +154,8 @@ async def test_a_server_at_the_second_address_of_its_name_is_found(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    gc.collect()  # what other tests left is not to be told here
+    caplog.clear()
     made = list[Connection]()
 
     class Counted(Connection):
