@@ -20,6 +20,8 @@ STARVED_S = 30.0
 MOMENT_S = 0.010
 """Answers this close to one that was learnt from came out of the same few steps: they tell the same, and hundreds of
 them a second would wash out what all earlier ones told."""
+SETTLED = 50
+"""Until so many were learnt from, every one is: what is known of a new node cannot be washed out."""
 _MAX_WAITED = 4.0
 _MAX_SHARED = 2.0
 
@@ -143,7 +145,7 @@ class Outlook:
         first_token, queue, work = timings
         at = sent.at + first_token
         self.load.began(sent, queue, self.pace, at)
-        if -MOMENT_S < at - self._learnt_at < MOMENT_S:
+        if -MOMENT_S < at - self._learnt_at < MOMENT_S and self.pace.samples >= SETTLED:
             return
         self._learnt_at = at
         self.lateness.seen(first_token - sent.expected)

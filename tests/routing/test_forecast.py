@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeproxy.routing.forecast import DOUBT_S, DOUBT_SHARE, MOMENT_S, Outlook, Timings
+from edgeproxy.routing.forecast import DOUBT_S, DOUBT_SHARE, MOMENT_S, SETTLED, Outlook, Timings
 from edgeproxy.routing.load import Occupancy
 from edgeproxy.routing.pace import Pace
 from tests.routing.fleet import node
@@ -78,13 +78,16 @@ def test_a_node_without_timings_is_learnt_from_our_own_first_byte() -> None:
 
 def test_of_answers_that_come_at_once_one_is_learnt_from_and_none_waits_there_any_more() -> None:
     found = outlook()
+    for _ in range(SETTLED):  # of a node that nobody knows yet, every answer tells something
+        found.began(found.sent(0.0, 100.0), 100.0, Timings(0.030 + found.pace.expect(100.0, 0.0), 0.0, 0.110))
+    assert found.pace.samples == SETTLED
     for moment in (1.0, 1.0 + 2 * MOMENT_S, 0.5):  # answers may be told of late: that one came before the others
         sent = [found.sent(moment, 100.0) for _ in range(50)]
         expected = found.pace.expect(100.0, 0.0)
         for index, one in enumerate(sent):
             took = expected if index == 0 else 9.0
             found.began(one, 100.0, Timings(0.030 + index * MOMENT_S / 100, 0.0, took))
-    assert found.pace.samples == 3
+    assert found.pace.samples == SETTLED + 3
     assert found.pace.expect(100.0, 0.0) == pytest.approx(0.110)
     assert found.load.pending == 0
 
