@@ -174,7 +174,8 @@ def test_large_bodies_are_read_in_small_pieces(kind: str) -> None:
     body = LARGE[kind]
     found, pieces = read(body)
     assert {name: orjson.loads(body[m.value : m.end]) for name, m in found.items()} == oracle(body)
-    assert pieces >= 1.5 * len(body) / STEP, "for UTF-8 and for the grammar"
+    texts = kind in ("one text", "not ASCII", "escapes")  # eight times as fast
+    assert pieces >= len(body) / STEP * (1 / 4 if texts else 1 + 1 / 8)
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
