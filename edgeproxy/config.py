@@ -13,6 +13,7 @@ KvDtype = Literal["f16", "int8", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 GpuDtype = Literal["bf16", "f16"]
 GpuWeights = Literal["kept", "dense"]
+QuicLibrary = Literal["aioquic", "qh3"]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -168,6 +169,8 @@ class Config:
     """Model id -> milliseconds, for models whose budget is another."""
     objective: float = 0.95
     """Share of the requests that is to have its first token within the budget; what burn rates are measured by."""
+    quic: QuicLibrary = "aioquic"
+    """What carries HTTP/3; qh3 comes with the extra `[fast]`."""
     traces_to: str | None = None
     """URL of an OpenTelemetry collector (OTLP over HTTP); None: no traces."""
     fallbacks: Mapping[str, str] = field(default_factory=dict)

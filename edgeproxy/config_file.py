@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 from urllib.parse import urlsplit
 
 import yaml
@@ -19,6 +20,7 @@ from edgeproxy.config import (
     NodeConfig,
     NodeKind,
     NodeTls,
+    QuicLibrary,
     RegionConfig,
     RelayConfig,
     Tls,
@@ -27,7 +29,7 @@ from edgeproxy.config_launch import read_launch
 from edgeproxy.config_tree import Place, StrictLoader, kind_of
 
 MAX_FILE_BYTES = 2**20
-_TOP = "listen tls keys hosts budget_ms budgets objective traces_to fallbacks limits regions".split()
+_TOP = "listen tls quic keys hosts budget_ms budgets objective traces_to fallbacks limits regions".split()
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}\*?")
 
 
@@ -72,6 +74,7 @@ def _config(root: Place, path: Path) -> Config:
         budget_ms=top["budget_ms"].number(1, 600_000) if "budget_ms" in top else 150.0,
         budgets=_budgets(top["budgets"], regions) if "budgets" in top else {},
         objective=top["objective"].number(0.5, 0.99999) if "objective" in top else 0.95,
+        quic=_quic(top["quic"]) if "quic" in top else "aioquic",
         traces_to=_collector(top["traces_to"]) if "traces_to" in top else None,
         fallbacks=fallbacks,
         limits=_limits(top["limits"]) if "limits" in top else GatewayLimits(),
@@ -109,6 +112,18 @@ def _tls(node: Place, folder: Path) -> Tls:
     if set(found) != {"certificate", "key"}:
         raise node.error("needs both `certificate` and `key`", "give both, or neither for a development certificate")
     return Tls(folder / found["certificate"].text(), folder / found["key"].text())
+
+
+def _quic(node: Place) -> QuicLibrary:
+    library = node.text()
+    if library not in get_args(QuicLibrary):
+        raise node.error(f"{library!r} is no QUIC library for HTTP/3", f"use one of {', '.join(get_args(QuicLibrary))}")
+    if library == "qh3" and find_spec("qh3") is None:
+        remedy = (
+            "install the extra `[fast]` (in a checkout: .venv/bin/pip install -c constraints.txt qh3), or use aioquic"
+        )
+        raise node.error("qh3 is not installed", remedy)
+    return cast(QuicLibrary, library)
 
 
 def _limits(node: Place) -> GatewayLimits:

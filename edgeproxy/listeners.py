@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from ssl import SSLContext
 
-from edgeproxy.config import Address, Listen
+from edgeproxy.config import Address, Listen, QuicLibrary
 from edgeproxy.gateway.app import AsgiApp
 from edgeproxy.observe.quic import QuicCounts
 from edgeproxy.wire.certificates import Certificates
@@ -40,11 +40,13 @@ class Listeners:
         state: Path | None = None,
         counts: Counter[str] | None = None,
         quic_counts: QuicCounts | None = None,
+        quic: QuicLibrary = "aioquic",
     ) -> None:
         """`state`: a folder. While there is one named `qlog` in it, HTTP/3's connections are written there; and it
         keeps what the next process needs to tell their clients that this one has crashed. `counts`: of TCP connections,
-        by what became of them."""
+        by what became of them. `quic`: what HTTP/3 runs on."""
         self._state = state
+        self._library = quic
         self._quic_counts = QuicCounts() if quic_counts is None else quic_counts
         self._counts = Counter[str]() if counts is None else counts
         self._limits = limits
@@ -68,6 +70,7 @@ class Listeners:
                 qlog=None if self._state is None else self._state / QLOG,
                 reset_secret=None if self._state is None else kept_secret(self._state / RESET_KEY),
                 counts=self._quic_counts,
+                library=self._library,
                 alt_svc=self._clear,  # who has come this way need not be told of it
             )
             await self._bind(self._quic, listen.https, socket.SOCK_DGRAM)

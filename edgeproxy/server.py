@@ -161,7 +161,7 @@ class Server:
     ) -> AsyncIterator[None]:
         inherited = Inherited.from_environment(os.environ, os.getpid())
         limits = Limits(body_bytes=self._config.limits.body_bytes)
-        listeners = Listeners(limits, inherited, self._state, connections, quic)
+        listeners = Listeners(limits, inherited, self._state, connections, quic, self._config.quic)
         try:
             await listeners.start(self._config.listen, public, admin, certificates)
             yield

@@ -77,6 +77,7 @@ def test_relative_paths_start_at_the_file() -> None:
         (NODE + "listen: {admin: '127.0.0.1:1'}", "listen", "clients need one of them"),
         (NODE + "listen: {http: 'localhost:1', admin: 'localhost:1'}", "listen", "its own port"),
         (NODE + "tls: {certificate: a.pem}", "tls", "both"),
+        (NODE + "quic: quiche", "quic", "aioquic, qh3"),
         (NODE + NODE, "'regions' stands here twice", "remove one"),
         ("a: &a [1]\nb: *a", "aliases", "not supported"),
         ("? [1, 2]\n: 3", "plain text", "line 1"),
@@ -175,3 +176,11 @@ def test_two_nodes_launched_at_one_address_are_refused() -> None:
     text = f"regions: {{a: {{nodes: [{node}]}}, b: {{nodes: [{node}]}}}}"
     with pytest.raises(ConfigError, match=r"a-1 and b-1 are both launched at .*; give each its own port"):
         parse(text, Path("regions.yaml"))
+
+
+def test_the_quic_library_is_the_operators_choice_and_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse(NODE, PATH).quic == "aioquic"
+    assert parse(NODE + "quic: qh3", PATH).quic == "qh3"
+    monkeypatch.setattr("edgeproxy.config_file.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"quic: qh3 is not installed; install the extra `\[fast\]`"):
+        parse(NODE + "quic: qh3", PATH)

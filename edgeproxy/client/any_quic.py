@@ -123,5 +123,9 @@ class AnyQuic(Protocol):
     def rtt(self) -> float | None:
         """Seconds, the least so far. None before the first sample."""
 
+    @property
+    def settled(self) -> bool:
+        """It would not follow the peer to another address: better to go while all is well."""
+
     def get_peer_address(self) -> Address | None:
         """Where the peer is at the moment: it may migrate."""

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aioquic.h3.connection import H3_ALPN, ErrorCode
-from aioquic.quic.configuration import QuicConfiguration
+from aioquic.h3.connection import ErrorCode
 
 from edgeproxy.client.any_quic import AnyQuic
-from edgeproxy.config import Address
+from edgeproxy.config import Address, QuicLibrary
 from edgeproxy.observe.quic import QuicCounts
 from edgeproxy.wire.h3 import Session
 from edgeproxy.wire.handover import SUPPORTED, Handover, SendOnly
@@ -24,10 +23,10 @@ from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.qlog import Qlog
 from edgeproxy.wire.quic import Endpoint
 from edgeproxy.wire.quic_connection import Home
+from edgeproxy.wire.quic_servers import quic_server
 from edgeproxy.wire.resets import SECRET_BYTES, Resets
 from edgeproxy.wire.service import App, Service
 from edgeproxy.wire.tickets import Tickets
-from edgeproxy.wire.tls import TlsError
 from edgeproxy.wire.udp import udp_socket
 
 _log = logging.getLogger(__name__)
@@ -52,13 +51,14 @@ class QuicListener:
         alt_svc: Callable[[], bytes | None] | None = None,
         reset_secret: bytes | None = None,
         counts: QuicCounts | None = None,
+        library: QuicLibrary = "aioquic",
     ) -> None:
         """`alt_svc`: asked for each response's header.
         `qlog`: a folder, while whose existence what happens on connections is written there.
         `reset_secret`: the same for all processes that serve this socket, at a time or one after the other: the next
         one can then tell clients that their connections are gone. By default nobody else has it.
 
-        Raises TlsError for a certificate or key that cannot be used.
+        Raises TlsError for a certificate or key that cannot be used, and ModuleNotFoundError without the library.
         """
         self._app = app
         self._limits = limits
@@ -67,7 +67,8 @@ class QuicListener:
         self._secret = reset_secret or secrets.token_bytes(SECRET_BYTES)
         self._counts = QuicCounts() if counts is None else counts
         self._qlog = None if qlog is None else Qlog(qlog)
-        self._configuration = _configuration(limits, certificate, key, self._qlog)
+        self._library = library
+        self._server = quic_server(library, limits, certificate, key, self._qlog)
         self._service: Service | None = None
         self._endpoint: Endpoint | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -90,7 +91,7 @@ class QuicListener:
         if SUPPORTED or not inherited:  # else another process may read the socket beside us, and have connections
             resets = Resets(self._secret, sock.getsockname(), self._limits, time.monotonic())
         tickets = Tickets(self._limits.tickets)
-        endpoint = Endpoint(self._configuration, self._limits, session, tickets, resets, self._counts)
+        endpoint = Endpoint(self._server, self._limits, session, tickets, resets, self._counts)
         try:
             if inherited and await self._has_elder(sock, endpoint):
                 endpoint.connection_made(SendOnly(sock))
@@ -137,9 +138,9 @@ class QuicListener:
 
     def use(self, certificate: Path, key: Path) -> None:
         """For the handshakes from now on; connections that exist go on. Raises TlsError and changes nothing then."""
-        self._configuration = _configuration(self._limits, certificate, key, self._qlog)
+        self._server = quic_server(self._library, self._limits, certificate, key, self._qlog)
         if self._endpoint is not None:
-            self._endpoint.configuration = self._configuration
+            self._endpoint.server = self._server
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new connection, let the requests in progress end, then close; after `timeout_s` close at once."""
@@ -190,21 +191,3 @@ class QuicListener:
 
 async def _read(sock: socket.socket, endpoint: Endpoint) -> None:
     await asyncio.get_running_loop().create_datagram_endpoint(lambda: endpoint, sock=sock)
-
-
-def _configuration(limits: Limits, certificate: Path, key: Path, qlog: Qlog | None) -> QuicConfiguration:
-    configuration = QuicConfiguration(
-        is_client=False,
-        alpn_protocols=H3_ALPN,
-        idle_timeout=limits.keep_alive_s,
-        max_stream_data=limits.unread_body_bytes,
-        max_data=16 * limits.unread_body_bytes,
-        quic_logger=qlog,
-    )
-    try:
-        configuration.load_cert_chain(certificate, key)
-    except (OSError, ValueError, TypeError) as error:
-        raise TlsError(
-            f"cannot use certificate {certificate} with key {key} for HTTP/3: {error}; give a PEM chain and its key"
-        ) from error
-    return configuration

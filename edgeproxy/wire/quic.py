@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]
-from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from aioquic.quic.packet import (
     QuicErrorCode,
     QuicHeader,
@@ -22,12 +22,13 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
 
-from edgeproxy.client.aioquic_internals import Quic, refusal_datagram
+from edgeproxy.client.aioquic_internals import refusal_datagram
 from edgeproxy.client.any_quic import Address, AnyQuic
 from edgeproxy.observe.quic import QuicCounts
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.quic_connection import Connection, Home
 from edgeproxy.wire.quic_errors import error_name, handshake_failure
+from edgeproxy.wire.quic_servers import QuicServer
 from edgeproxy.wire.quota import Quota
 from edgeproxy.wire.resets import Resets
 from edgeproxy.wire.tickets import Tickets
@@ -46,17 +47,17 @@ class Endpoint(asyncio.DatagramProtocol):
 
     def __init__(
         self,
-        configuration: QuicConfiguration,
+        server: QuicServer,
         limits: Limits,
         make: Callable[[AnyQuic, Home, str, float], Connection],
         tickets: Tickets,
         resets: Resets | None = None,
         counts: QuicCounts | None = None,
     ) -> None:
-        """`configuration` may be replaced at any time; it counts for the connections made from then on.
+        """`server` may be replaced at any time; it counts for the connections made from then on.
         `resets`: None where datagrams of others' connections may come our way."""
         self.loop = asyncio.get_running_loop()
-        self.configuration = configuration
+        self.server = server
         self.connections: dict[Connection, None] = {}
         self.open: dict[Connection, None] = {}
         """Those of `connections` that are not closing yet."""
@@ -120,7 +121,7 @@ class Endpoint(asyncio.DatagramProtocol):
         """The connection id that a datagram is for (RFC 8999 section 5)."""
         if data[0] & 0x80:
             return data[6 : 6 + data[5]] if len(data) > 5 else b""
-        return data[1 : 1 + self.configuration.connection_id_length]
+        return data[1 : 1 + self.server.connection_id_length]
 
     def _is_passed_on(self, data: bytes, address: Address) -> bool:
         return self.refusing and self.pass_on(data, address)
@@ -129,7 +130,7 @@ class Endpoint(asyncio.DatagramProtocol):
         """It belongs to nothing that we know: its sender may have a connection of a process that was killed."""
         if self._resets is None or self._transport is None or self._paused:
             return
-        answer = self._resets.answer(data, self.configuration.connection_id_length, time.monotonic())
+        answer = self._resets.answer(data, self.server.connection_id_length, time.monotonic())
         if answer is not None:
             self.counts.resets += 1
             self._transport.sendto(answer, address)
@@ -225,18 +226,18 @@ class Endpoint(asyncio.DatagramProtocol):
 
     def _newcomer(self, data: bytes, address: Address, now: float) -> Connection | None:
         try:
-            header = pull_quic_header(Buffer(data=data), host_cid_length=self.configuration.connection_id_length)
+            header = pull_quic_header(Buffer(data=data), host_cid_length=self.server.connection_id_length)
         except ValueError:
             return None
         if header.packet_type == QuicPacketType.VERSION_NEGOTIATION or header.version is None:
             return None
-        if header.version not in self.configuration.supported_versions:
+        if header.version not in self.server.supported_versions:
             self.counts.handshakes["unknown_version"] += 1
             self._send(
                 encode_quic_version_negotiation(
                     source_cid=header.destination_cid,
                     destination_cid=header.source_cid,
-                    supported_versions=self.configuration.supported_versions,
+                    supported_versions=list(self.server.supported_versions),
                 ),
                 address,
             )
@@ -258,14 +259,12 @@ class Endpoint(asyncio.DatagramProtocol):
         if release is None:
             self._refuse(header, address, "refused_limit")
             return None
-        quic = Quic(
-            self.configuration,
+        quic = self.server.accept(
             streams=limits.streams_per_connection,
             reset_token=None if self._resets is None else self._resets.token,
-            session_ticket_fetcher=self._tickets.take,
-            session_ticket_handler=self._tickets.add,
-            original_destination_connection_id=original or header.destination_cid,
-            retry_source_connection_id=header.destination_cid if original else None,
+            tickets=self._tickets,
+            original_cid=original or header.destination_cid,
+            retry_cid=header.destination_cid if original else None,
         )
         connection = self._make(quic, self, address[0], now)
         self.connections[connection] = self.open[connection] = self._handshaking[connection] = None
@@ -284,7 +283,7 @@ class Endpoint(asyncio.DatagramProtocol):
         """Retry (RFC 9000 section 8.1.2): a round trip before any state, and proof of the address."""
         assert header.version is not None
         self.counts.retries += 1
-        source_cid = os.urandom(self.configuration.connection_id_length)
+        source_cid = os.urandom(self.server.connection_id_length)
         token = self._retry.create_token(
             address=address,
             original_destination_connection_id=header.destination_cid,

@@ -112,6 +112,8 @@ class Connection:
         """The connection's own word: a datagram may be forged, or come late from the address that was left."""
         if address != self._client and self._client is not None:
             self._endpoint.migrated()
+            if self.quic.settled:
+                self.drain()
         self._client = address
 
     def _go_on(self) -> None:
@@ -120,6 +122,7 @@ class Connection:
             self.wake()
 
     def flush(self, now: float, send: Callable[[bytes, Address], None]) -> None:
+        self._take_events()  # a reader may have made room for more
         for data, address in self.quic.datagrams_to_send(now):
             send(data, address)
         if self.quic.ended:

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any, Protocol
 
-from aioquic.tls import SessionTicket
+
+class Ticket(Protocol):
+    """Of either QUIC library."""
+
+    ticket: bytes
+
+    @property
+    def is_valid(self) -> bool: ...
 
 
 class Tickets:
@@ -14,17 +22,17 @@ class Tickets:
     def __init__(self, most: int) -> None:
         """`most`: how many are remembered; beyond it the oldest are forgotten."""
         self._most = most
-        self._tickets: OrderedDict[bytes, SessionTicket] = OrderedDict()
+        self._tickets: OrderedDict[bytes, Any] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def add(self, ticket: SessionTicket) -> None:
+    def add(self, ticket: Ticket) -> None:
         self._tickets[ticket.ticket] = ticket
         if len(self._tickets) > self._most:
             self._tickets.popitem(last=False)
 
-    def take(self, label: bytes) -> SessionTicket | None:
-        """None for a ticket that was never given out, was used, forgotten, or has expired."""
+    def take(self, label: bytes) -> Any:
+        """The very ticket; None for one that was never given out, was used, forgotten, or has expired."""
         ticket = self._tickets.pop(label, None)
         return ticket if ticket is not None and ticket.is_valid else None

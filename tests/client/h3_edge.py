@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from edgeproxy.config import Address
+from edgeproxy.config import Address, QuicLibrary
 from edgeproxy.observe.quic import QuicCounts
 from edgeproxy.wire.h3_listener import QuicListener
 from edgeproxy.wire.ingress import Scope, ingress
@@ -17,6 +17,12 @@ from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import App, Receive, Send
 from edgeproxy.wire.tls import DevCertificate
 from tests.client.h3_peer import Peer
+
+
+class Library:
+    """What the listeners of a test run on; the fixture `quic_library` says so for a test."""
+
+    name: QuicLibrary = "aioquic"
 
 
 class Edge:
@@ -63,6 +69,7 @@ async def serving(
         state=state or {},
         qlog=qlog,
         counts=counts,
+        library=Library.name,
     )
     await listener.start(Address("127.0.0.1", 0))
     edge = Edge(listener, certificate)

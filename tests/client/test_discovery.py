@@ -88,7 +88,7 @@ async def test_a_port_that_nobody_listens_on_is_given_up(certificate: DevCertifi
 async def test_a_server_of_another_protocol_is_given_up(
     certificate: DevCertificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgeproxy.wire.h3_listener.H3_ALPN", ["hq-interop"])
+    monkeypatch.setattr("edgeproxy.wire.quic_servers.H3_ALPN", ["hq-interop"])
     async with offering(certificate) as origin, client(origin) as http:
         assert await over(http) == "h1"
         async with asyncio.timeout(20):

@@ -8,17 +8,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import uvloop
 
-from edgeproxy.config import Address
+from edgeproxy.config import Address, QuicLibrary
 from edgeproxy.wire.dispatch import PROTOCOLS
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import App
 from edgeproxy.wire.tcp import TcpListener
 from edgeproxy.wire.tls import DevCertificate, make_dev_certificate, server_context
+from tests.client.h3_edge import Library
 from tests.wire.h2_client import H2Client
 from tests.wire.raw import PATIENCE_S, RawClient
 
@@ -38,6 +39,34 @@ def pytest_asyncio_loop_factories(
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> DevCertificate:
     return make_dev_certificate(tmp_path_factory.mktemp("tls"))
+
+
+_ON_BOTH_QUICS = (
+    "test_h3_conformance test_h3_disconnect test_h3_drain test_h3_endpoint test_h3_failure test_h3_limits "
+    "test_h3_migration test_h3_network test_h3_requests test_h3_resumption"
+).split()
+
+_OTHERWISE_ON_QH3 = {
+    "test_an_upload_that_nobody_reads_stops_at_the_window": "a connection's streams share one bound of what is unread",
+    "test_a_flood_of_quic_frames_that_bring_nothing_ends_its_connection_alone": "they cost it a hundredth",
+    "test_an_upload_goes_on_across_new_addresses_and_new_ids": "it follows a peer to three addresses, and then drains",
+    "test_handshakes_have_one_share_of_the_loop_together_and_are_not_hoarded": "nothing of a library is in it",
+}
+"""What stands in their place is in test_qh3_internals.py."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.rpartition(".")[2] in _ON_BOTH_QUICS:
+        both = metafunc.function.__name__ not in _OTHERWISE_ON_QH3
+        metafunc.parametrize("quic_library", get_args(QuicLibrary) if both else ["aioquic"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def quic_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> QuicLibrary:
+    """What HTTP/3's listeners run on."""
+    library: QuicLibrary = getattr(request, "param", "aioquic")
+    monkeypatch.setattr(Library, "name", library)
+    return library
 
 
 class Edge:

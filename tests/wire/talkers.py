@@ -17,6 +17,7 @@ from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import App
 from edgeproxy.wire.tcp import TcpListener
 from edgeproxy.wire.tls import DevCertificate, server_context
+from tests.client.h3_edge import Library
 from tests.client.h3_peer import Peer
 from tests.wire.h2_client import H2Client
 from tests.wire.raw import RawClient
@@ -214,7 +215,8 @@ async def listen(
     context = server_context(certificate.certificate, certificate.key, tuple(PROTOCOLS))
     tcp = TcpListener(app, limits, ssl=context, alt_svc=lambda: None, state=state)
     await tcp.start(Address("127.0.0.1", 0))
-    quic = QuicListener(app, limits, certificate=certificate.certificate, key=certificate.key, state=state)
+    own = certificate
+    quic = QuicListener(app, limits, certificate=own.certificate, key=own.key, state=state, library=Library.name)
     await quic.start(Address("127.0.0.1", 0))
     found = Listening(tcp, quic, certificate, name)
     stack.push_async_callback(found.close)

@@ -7,11 +7,12 @@ import asyncio
 import pycurl
 import pytest
 
+from edgeproxy.wire.h3 import Session
 from edgeproxy.wire.ingress import Ingress, Scope, ingress
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import Receive, Send
 from edgeproxy.wire.tls import DevCertificate
-from tests.client.h3_edge import Probe, reply, serving, soon
+from tests.client.h3_edge import Edge, Probe, reply, serving, soon
 from tests.client.h3_peer import Peer, get, post
 
 
@@ -149,6 +150,11 @@ async def test_a_client_that_vanished_is_given_up(certificate: DevCertificate) -
         await soon(probe.disconnected)
 
 
+def sessions(edge: Edge) -> list[Session]:
+    assert edge.listener._endpoint is not None
+    return [connection for connection in edge.listener._endpoint.connections if isinstance(connection, Session)]
+
+
 async def test_a_client_that_answers_pings_is_waited_for(certificate: DevCertificate) -> None:
     probe = Probe()
     async with serving(probe.hold, certificate) as edge:
@@ -156,7 +162,9 @@ async def test_a_client_that_answers_pings_is_waited_for(certificate: DevCertifi
         stream = peer.request(get())
         await soon(probe.started)
         edge.later(11)
-        await peer.round_trip()
+        async with asyncio.timeout(20):
+            while any(session._pinged for session in sessions(edge)):
+                await peer.round_trip()
         edge.later(1000)
         probe.go.set()
         assert (await peer.reply(stream)).body == b"held"

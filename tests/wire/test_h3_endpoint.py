@@ -15,6 +15,7 @@ from edgeproxy.client.any_quic import AnyQuic
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.quic import Endpoint
 from edgeproxy.wire.quic_connection import Connection, Home
+from edgeproxy.wire.quic_servers import quic_server
 from edgeproxy.wire.tickets import Tickets
 from edgeproxy.wire.tls import DevCertificate
 from tests.client.h3_edge import echo, serving
@@ -94,8 +95,8 @@ async def test_a_client_that_speaks_no_h3_is_turned_away(certificate: DevCertifi
 
 
 async def test_handshakes_have_one_share_of_the_loop_together_and_are_not_hoarded(certificate: DevCertificate) -> None:
-    configuration = QuicConfiguration(is_client=False, alpn_protocols=["h3"])
-    configuration.load_cert_chain(certificate.certificate, certificate.key)
+    limits = Limits(handshakes_per_turn=2, datagrams_waiting=6)
+    server = quic_server("aioquic", limits, certificate.certificate, certificate.key)
     begun: list[int] = []
     turn = 0
 
@@ -103,7 +104,7 @@ async def test_handshakes_have_one_share_of_the_loop_together_and_are_not_hoarde
         begun.append(turn)
         return Connection(quic, home, host, now)
 
-    endpoint = Endpoint(configuration, Limits(handshakes_per_turn=2, datagrams_waiting=6), make, Tickets(1))
+    endpoint = Endpoint(server, limits, make, Tickets(1))
     for _ in range(20):
         client = QuicConnection(configuration=QuicConfiguration(is_client=True, alpn_protocols=["h3"]))
         client.connect(("h", 1), now=0.0)

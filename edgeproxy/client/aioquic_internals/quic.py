@@ -229,6 +229,10 @@ class Quic(ResettableQuic):
         return count
 
     @property
+    def settled(self) -> bool:
+        return False
+
+    @property
     def handshaken(self) -> bool:
         return self._handshake_complete
 
