@@ -11,6 +11,7 @@ and the proxy's nodes share the others. All sides stand at once, and have their 
   turn    the same, which sends once a turn of the event loop instead of after each piece
   wire    edgeproxy.wire.h3_listener, and the same application
   proxy   edgeproxy serve, with keys, routing and its log, and nodes that give the same answer over HTTP/1.1
+  wire-qh3, proxy-qh3   the two on qh3 instead of aioquic
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from load import machine
 from peers import plain_h3
 from protocols import VERSIONS, Load, cpu_s
 
-from edgeproxy.config import Address
+from edgeproxy.config import Address, QuicLibrary
 from edgeproxy.wire.h3_listener import QuicListener
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import Receive, Send
-from edgeproxy.wire.tls import make_dev_certificate
+from edgeproxy.wire.tls import DevCertificate, make_dev_certificate
 
-SIDES: Final = ("plain", "turn", "wire", "proxy")
+SIDES: Final = ("plain", "turn", "wire", "wire-qh3", "proxy", "proxy-qh3")
 READY_S: Final = 30.0
 NODES: Final = 4
 """Of the proxy, all of them the one process: so many that none is ever hot."""
@@ -118,8 +119,9 @@ class Chats(Load):
 async def serve(side: str, port: int, certificate: Path, key: Path) -> None:
     if side in ("plain", "turn"):
         await plain_h3.serve(application, port, certificate, key, once_a_turn=side == "turn")
-    elif side == "wire":
-        listener = QuicListener(application, Limits(), certificate=certificate, key=key, state={})
+    elif side.startswith("wire"):
+        library: QuicLibrary = "qh3" if side.endswith("qh3") else "aioquic"
+        listener = QuicListener(application, Limits(), certificate=certificate, key=key, state={}, library=library)
         await listener.start(Address("127.0.0.1", port))
     else:
         await asyncio.get_running_loop().create_server(Node, "127.0.0.1", port)
@@ -171,8 +173,8 @@ def race(sides: list[str], rounds: int, requests: int, at_once: int) -> dict[str
             for side in sides:
                 port = free_port()
                 command = [*again, side, str(port), str(certificate.certificate), str(certificate.key)]
-                if side == "proxy":
-                    command = _proxy(folder, port, node)
+                if side.startswith("proxy"):
+                    command = _proxy(folder / side, port, node, certificate, side.endswith("qh3"))
                 pids[side] = stack.enter_context(started(command, own, folder))
                 url = f"https://127.0.0.1:{port}"
                 wait(url, certificate.ca)
@@ -193,11 +195,14 @@ def race(sides: list[str], rounds: int, requests: int, at_once: int) -> dict[str
     return found
 
 
-def _proxy(folder: Path, port: int, node: int) -> list[str]:
+def _proxy(folder: Path, port: int, node: int, own: DevCertificate, on_qh3: bool) -> list[str]:
+    folder.mkdir()
     config = folder / "regions.yaml"
     one = f"kind: openai, url: 'http://127.0.0.1:{node}', models: [mock]"
     config.write_text(
         f"listen: {{https: '127.0.0.1:{port}', admin: '127.0.0.1:{free_port()}'}}\n"
+        f"quic: {'qh3' if on_qh3 else 'aioquic'}\n"
+        f"tls: {{certificate: '{own.certificate}', key: '{own.key}'}}\n"
         f"regions: {{here: {{nodes: [{', '.join([f'{{{one}}}'] * NODES)}]}}}}\n"
     )
     return [sys.executable, "-m", "edgeproxy", "serve", "--config", str(config), "--state", str(folder)]
