@@ -81,6 +81,8 @@ class Keys:
         """Raises KeysError."""
         self._path = path
         self._tenants: Mapping[bytes, Tenant] | None = None
+        self.generation = 0
+        """Another one with every reload: what was found before it holds no more."""
         self.reload()
 
     @property
@@ -97,6 +99,7 @@ class Keys:
         """Reads the file again. Raises KeysError and keeps the keys in force if it cannot be used."""
         if self._path is not None:
             self._tenants = load(self._path)
+            self.generation += 1
 
     def tenant(self, authorization: bytes | None) -> Tenant:
         """Raises ApiError 401. `authorization` is the field's value, `Bearer KEY` (RFC 6750 section 2.1)."""

@@ -19,6 +19,7 @@ from edgeproxy.protocol.openai.headers import media_type
 Scope = Mapping[str, Any]
 Fields = Mapping[bytes, bytes]
 
+REQUEST_ID = b"x-request-id"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _MOST_DIGITS = 15
 _FORWARDED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
@@ -30,7 +31,7 @@ def request_id(fields: Fields, rng: Random) -> bytes:
     128 bits of a generator that the system seeded: no two alike, and no count of requests to be read from them. It is
     not a cryptographic one, because nothing takes an id for a right: it names a request and opens nothing.
     """
-    given = fields.get(b"x-request-id")
+    given = fields.get(REQUEST_ID)
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
     return b"req_%032x" % rng.getrandbits(128)
@@ -117,4 +118,4 @@ def terms(tenant: Tenant, salt: bytes, priority: int | None, fields: Fields) -> 
     return Terms(salt, max(priority or 0, tenant.priority), budget, refused)
 
 
-__all__ = ["ChatRequest", "Fields", "may_see_details", "read_chat", "request_id", "terms"]
+__all__ = ["REQUEST_ID", "ChatRequest", "Fields", "may_see_details", "read_chat", "request_id", "terms"]

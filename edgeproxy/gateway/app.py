@@ -7,14 +7,15 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import lru_cache
 from random import Random
 from time import monotonic
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from edgeproxy.access.keys import Keys
 from edgeproxy.access.origin import HostCheck
 from edgeproxy.access.tenants import ANONYMOUS, Tenant
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.account import UNKNOWN_MODEL, Account, Call
-from edgeproxy.gateway.admit import ChatRequest, Fields, may_see_details, read_chat, request_id, terms
+from edgeproxy.gateway.admit import REQUEST_ID, ChatRequest, Fields, may_see_details, read_chat, request_id, terms
 from edgeproxy.gateway.answer import Answer, Whole, whole
 from edgeproxy.gateway.bodies import Bodies
 from edgeproxy.gateway.controls import NO_WISHES, WISHES, Controls, controls, fields_of
@@ -29,11 +30,11 @@ from edgeproxy.observe.log import Log
 from edgeproxy.observe.trace import Tracer
 from edgeproxy.protocol.node.request import Terms
 from edgeproxy.protocol.openai.errors import ApiError
-from edgeproxy.protocol.openai.headers import Headers, to_node
+from edgeproxy.protocol.openai.headers import TO_NODE, Headers, to_node
 from edgeproxy.protocol.trace_context import FIELD as TRACEPARENT
 from edgeproxy.upstream.node import Fleet
 from edgeproxy.upstream.salts import TENANTS
-from edgeproxy.wire.ingress import Ingress, ingress
+from edgeproxy.wire.ingress import HeadNote, Ingress, ingress
 from edgeproxy.wire.quota import address_key
 
 Scope = MutableMapping[str, Any]
@@ -41,6 +42,24 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CLIENT_CLOSED = 499
 """Status in log and metrics of a request whose client left before any answer (nginx's convention)."""
+
+
+_JSON = b"application/json"
+_PLAIN: Final[Fields] = MappingProxyType({b"content-type": _JSON})
+"""What is to be heeded of most heads, beside who sends them."""
+_HEEDED = WISHES | {*TO_NODE, REQUEST_ID, b"content-encoding"}
+
+
+class Standing(NamedTuple):
+    """Who asks. It holds nothing of the key."""
+
+    tenant: Tenant
+    disclose: bool
+    """Whether the client may see timings and topology."""
+    client: str
+    """Who has one part of what is bounded for all."""
+    generation: int
+    """Of the keys by which it was found."""
 
 
 class Gateway:
@@ -84,7 +103,9 @@ class Gateway:
         if path not in ROUTED:
             path = plain(path)
             scope = {**scope, "path": path}
-        fields = dict(scope["headers"])
+        known = ingress(scope)
+        standing = None if known is None or known.note is None else self._noted(known.note)
+        fields = dict(scope["headers"]) if standing is None else _PLAIN
         identity = request_id(fields, self._rng)
         answer = Answer(send, identity)
         if path not in ROUTED or scope["method"] != "POST":
@@ -93,7 +114,6 @@ class Gateway:
             except Exception as error:
                 await self._fail(error, answer, None)
             return
-        known = ingress(scope)
         if known is None:
             call = Call(identity, monotonic(), "h1", None)
         else:
@@ -104,7 +124,9 @@ class Gateway:
         stages = self._stages
         stages.under_way += 1
         try:
-            await self._chat(scope, fields, known, receive, answer, call)
+            if standing is None:
+                standing, fields = self._admitted(scope, fields, known)
+            await self._chat(standing, fields, known, receive, answer, call)
         except Exception as error:
             await self._fail(error, answer, call)
         finally:
@@ -137,16 +159,30 @@ class Gateway:
         if call is not None:
             call.client_gone = True
 
-    async def _chat(
-        self, scope: Scope, fields: Fields, known: Ingress | None, receive: Receive, answer: Answer, call: Call
-    ) -> None:
+    def _noted(self, note: HeadNote) -> Standing | None:
+        """Of who has sent that head before, if there was nothing else in it to be heeded."""
+        found: Standing | None = note.found
+        return found if found is not None and found.generation == self._keys.generation else None
+
+    def _admitted(self, scope: Scope, fields: Fields, known: Ingress | None) -> tuple[Standing, Fields]:
+        """Whoever asks, with all of the head that is to be heeded. Raises ApiError 400, 401, 421."""
         if len(fields) < len(scope["headers"]):
             fields = fields_of(scope["headers"])
         self._hosts.check(fields.get(b"host"))
         tenant = self._keys.tenant(fields.get(b"authorization"))
+        client = tenant.name if tenant is not ANONYMOUS else _address(scope)
+        standing = Standing(tenant, may_see_details(scope, fields, tenant), client, self._keys.generation)
+        if known is not None and known.note is not None:
+            plain = fields.get(b"content-type") == _JSON and _HEEDED.isdisjoint(fields)
+            known.note.found = standing if plain else None
+        return standing, fields
+
+    async def _chat(
+        self, standing: Standing, fields: Fields, known: Ingress | None, receive: Receive, answer: Answer, call: Call
+    ) -> None:
+        tenant, call.disclose, client, _ = standing
         call.tenant = tenant.name
-        call.disclose = may_see_details(scope, fields, tenant)
-        room = self._bodies.room(tenant.name if tenant is not ANONYMOUS else _address(scope))
+        room = self._bodies.room(client)
         try:
             request = await read_chat(fields, receive, self._limits.body_bytes, room)
             if known is not None:

@@ -18,7 +18,7 @@ from edgeproxy.wire.h1_exchange import Exchange
 from edgeproxy.wire.h1_memory import Headers, RequestHead
 from edgeproxy.wire.h1_parser import RequestParser, StopReading
 from edgeproxy.wire.h1_response import encode_error
-from edgeproxy.wire.ingress import SCOPE_KEY, Ingress
+from edgeproxy.wire.ingress import SCOPE_KEY, HeadNote, Ingress
 from edgeproxy.wire.rtt import RoundTrip
 from edgeproxy.wire.service import Service
 from edgeproxy.wire.stall import BodyPace, StallWatch
@@ -53,7 +53,9 @@ class H1Connection(asyncio.Protocol):
         self._queue: deque[Exchange] = deque()
         self._head: RequestHead | None = None
         self._scope: dict[str, Any] = {}
-        """What requests with that head have in common."""
+        """What requests with that head have in common..."""
+        self._note = HeadNote()
+        """...and what the application makes of it."""
         self._incoming: Exchange | None = None
         """The exchange whose body is being read: the running one or the last of the queue."""
         self._fresh = True
@@ -248,8 +250,8 @@ class H1Connection(asyncio.Protocol):
             self._receiving = True  # that client has more to say
             raise StopReading
         if head is not self._head:
-            self._head, self._scope = head, self._scope_of(head)
-        ingress = Ingress("h1", self._first_byte, self.rtt)
+            self._head, self._scope, self._note = head, self._scope_of(head), HeadNote()
+        ingress = Ingress("h1", self._first_byte, self.rtt, self._note)
         scope = self._scope.copy()
         scope["headers"] = headers
         scope["state"] = self._service.state.copy()

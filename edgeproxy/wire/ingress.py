@@ -13,6 +13,16 @@ SCOPE_KEY = "edgeproxy"
 """`scope["extensions"][SCOPE_KEY]` holds the request's Ingress."""
 
 
+class HeadNote:
+    """What the application has found in a request's head, and in nothing else: it finds it again with the next request
+    of that connection, if its head is the same but for the content-length."""
+
+    __slots__ = ("found",)
+
+    def __init__(self) -> None:
+        self.found: Any = None
+
+
 class Ingress:
     """One request's. The listener fills it; the application may set `on_gone`, `on_stop` and `request_id`."""
 
@@ -20,6 +30,7 @@ class Ingress:
         "first_byte",
         "gone",
         "last_byte",
+        "note",
         "on_gone",
         "on_stop",
         "protocol",
@@ -29,7 +40,13 @@ class Ingress:
         "task",
     )
 
-    def __init__(self, protocol: Literal["h1", "h2", "h3"], first_byte: float, rtt: Callable[[], float | None]) -> None:
+    def __init__(
+        self,
+        protocol: Literal["h1", "h2", "h3"],
+        first_byte: float,
+        rtt: Callable[[], float | None],
+        note: HeadNote | None = None,
+    ) -> None:
         self.protocol = protocol
         self.first_byte = first_byte
         """`time.monotonic()` at which the request's first byte was read, before any parsing. (`loop.time()` is the same
@@ -38,6 +55,8 @@ class Ingress:
         """The same of the byte that completed the request, once it has come. What lies between is the client's."""
         self.rtt = rtt
         """The client's round trip in seconds as the kernel or QUIC measures it; None where nothing is known."""
+        self.note = note
+        """None where the listener does not compare heads."""
         self.gone = False
         """Nobody waits for the rest of the answer: what `http.disconnect` says, without a task that waits for it."""
         self.on_gone: Callable[[], None] | None = None

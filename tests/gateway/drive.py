@@ -20,7 +20,7 @@ from edgeproxy.gateway.app import AsgiApp
 from edgeproxy.observe.log import Log
 from edgeproxy.observe.trace import Tracer
 from edgeproxy.upstream.node import Fleet
-from edgeproxy.wire.ingress import SCOPE_KEY, Ingress
+from edgeproxy.wire.ingress import SCOPE_KEY, HeadNote, Ingress
 from tests.fake_behaviours import BEHAVIOURS
 from tests.fake_node import FakeNode
 
@@ -118,11 +118,13 @@ def begin(
     pieces: list[bytes] | None = None,
     client_rtt_s: float | None = None,
     upload_s: float = 0.0,
+    note: HeadNote | None = None,
     query: bytes = b"",
 ) -> Exchange:
     """Starts a request. `again`: header fields behind those, of names that may be there already. `pieces`: its body as
     the listener hands it over, instead of `body` at once. `client_rtt_s`: what a listener of ours would know; None: it
-    is a foreign one. `upload_s`: for so long the client has been sending."""
+    is a foreign one. `upload_s`: for so long the client has been sending. `note`: of a listener that compares heads;
+    to be the same where the head is."""
     raw = body if isinstance(body, bytes) else orjson.dumps(body)
     fields = {"host": "127.0.0.1:8080", "content-type": "application/json"} | {
         name.lower(): value for name, value in (headers or {}).items()
@@ -156,8 +158,8 @@ def begin(
 
     async def run() -> None:
         await started.wait()
-        if client_rtt_s is not None:
-            known = Ingress("h1", monotonic() - upload_s, lambda: client_rtt_s)
+        if client_rtt_s is not None or note is not None:
+            known = Ingress("h1", monotonic() - upload_s, lambda: client_rtt_s, note)
             known.last_byte = monotonic()
             known.task = asyncio.current_task()
             scope["extensions"] = {SCOPE_KEY: known}

@@ -13,6 +13,7 @@ from edgeproxy.access.keys import Keys, generate_key
 from edgeproxy.access.tenants import ANONYMOUS, Tenant
 from edgeproxy.config import GatewayLimits
 from edgeproxy.gateway.admit import may_see_details, request_id
+from edgeproxy.wire.ingress import HeadNote
 from tests.fake_exchange import ANSWER
 from tests.gateway.drive import ask, chat, edge
 
@@ -137,6 +138,51 @@ async def test_key_decides_before_the_body_is_read(tmp_path: Path) -> None:
         assert reply.status == 200
         assert e.lines.requests[-1]["tenant"] == "acme"
         assert key.encode() not in e.lines.text
+
+
+async def test_who_sent_a_head_before_is_known_until_the_keys_are_read_again(tmp_path: Path) -> None:
+    key, hashed = generate_key()
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"keys:\n  - tenant: acme\n    sha256: '{hashed}'\n")
+    keys, note, headers = Keys(path), HeadNote(), {"authorization": f"Bearer {key}"}
+    async with edge(tmp_path, keys=keys) as e:
+        replies = [await ask(e.app, chat("ok"), headers=headers, note=note) for _ in range(2)]
+        assert [reply.status for reply in replies] == [200, 200]
+        assert [line["tenant"] for line in e.lines.requests] == ["acme", "acme"]
+        assert replies[0].header(b"x-request-id") != replies[1].header(b"x-request-id")
+        assert note.found is not None
+        assert key not in repr(note.found)
+        path.write_text(f"keys:\n  - tenant: other\n    sha256: '{hashed}'\n")
+        keys.reload()
+        assert (await ask(e.app, chat("ok"), headers=headers, note=note)).status == 200
+        assert e.lines.requests[-1]["tenant"] == "other"
+        path.write_text(f"keys:\n  - tenant: acme\n    sha256: '{generate_key()[1]}'\n")
+        keys.reload()
+        assert (await ask(e.app, chat("ok"), headers=headers, note=note)).status == 401
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("x-edge-region", "nowhere", 400),
+        ("content-type", "text/plain", 415),
+        ("content-encoding", "gzip", 415),
+        ("host", "evil.example", 421),
+        ("x-request-id", "mine", 200),
+        ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", 200),
+    ],
+)
+async def test_what_a_head_asks_for_is_heeded_each_time(tmp_path: Path, name: str, value: str, status: int) -> None:
+    note = HeadNote()
+    async with edge(tmp_path) as e:
+        for _ in range(2):
+            reply = await ask(e.app, chat("ok"), headers={name: value}, note=note)
+            assert reply.status == status
+            assert note.found is None
+            if name == "x-request-id":
+                assert reply.header(b"x-request-id") == b"mine"
+            if name == "traceparent":
+                assert dict(e.near.requests[-1].headers)[b"traceparent"] == value.encode()
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "10.0.0.1:8080", ""])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgeproxy.wire.ingress import Scope, ingress
+from edgeproxy.wire.ingress import HeadNote, Scope, ingress
 from edgeproxy.wire.limits import Limits
 from edgeproxy.wire.service import Message, Receive, Send
 from tests.wire.apps import END, OK, answer, echo, piece, read_body
@@ -80,6 +80,27 @@ async def test_first_byte_is_that_of_the_request_and_not_of_its_end(serve: Serve
     await client.answer()
     await client.answer()
     assert first_bytes[0] < between < first_bytes[1]
+
+
+async def test_requests_whose_heads_differ_in_their_length_alone_have_one_note(serve: Serve) -> None:
+    notes: list[HeadNote | None] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        found = ingress(scope)
+        assert found is not None
+        notes.append(found.note)
+        await echo(scope, receive, send)
+
+    edge = await serve(app)
+    client, other = await edge.connect(), await edge.connect()
+    for one, key, body in ((client, b"a", b"1"), (client, b"a", b"22"), (client, b"b", b"1"), (other, b"b", b"1")):
+        head = b"POST / HTTP/1.1\r\nHost: h\r\nAuthorization: %b\r\nContent-Length: %d\r\n\r\n" % (key, len(body))
+        await one.send(head + body)
+        await one.answer()
+    same, again, changed, elsewhere = notes
+    assert same is not None
+    assert same is again
+    assert len({same, changed, elsewhere}) == 3
 
 
 async def test_a_request_in_single_bytes_is_the_same_request(serve: Serve) -> None:
