@@ -230,7 +230,7 @@ def serve(
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(run())
     finally:
-        log.flush()
+        log.finish()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

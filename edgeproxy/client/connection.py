@@ -19,8 +19,10 @@ HEAD_BYTES = 64 * 1024
 FIELDS = 256
 UNSENT_BYTES = 256 * 1024
 QUIET_S = 15.0
-"""A connection that has heard nothing for so long may be cut off without knowing it; while requests wait on it, it is
-asked for a sign of life in time."""
+"""A connection that has heard nothing for so long may be cut off without knowing it."""
+ASK_S = 5.0
+"""While requests wait on it, it is asked for a sign of life after so long: a server that was killed and started again
+can say so only then."""
 LOST_S = 6.0
 """Nothing heard for so long while something waits for an acknowledgement: the peer is out of reach."""
 _TIMER_SLACK_S = 0.001
@@ -264,7 +266,7 @@ class Connection(asyncio.DatagramProtocol):
         """When the peer's silence is to be looked at."""
         if self._asked is not None:
             return max(self._heard, self._asked) + LOST_S
-        return self._heard + QUIET_S if self.exchanges else inf
+        return self._heard + ASK_S if self.exchanges else inf
 
     def _fired(self) -> None:
         self._timer = None

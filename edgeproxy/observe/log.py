@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import orjson
 
 MAX_PENDING_BYTES = 1 << 20
+LAST_WORDS_S = 2.0
+"""At the end a slow reader is waited for, but not one that has stopped."""
 _GATHER_S = 0.02
 _PIECE_BYTES = select.PIPE_BUF
 """A pipe that polls as writable takes this much without blocking (pipe(7))."""
@@ -84,6 +87,14 @@ class Log:
         if not self._pending and self._dropped:
             lines, self._dropped = self._dropped, 0
             self.record({"event": "log_lines_dropped", "lines": lines})
+
+    def finish(self, within_s: float = LAST_WORDS_S) -> None:
+        """Writes all there is, as fast as the reader takes it; blocks as long as that takes, or `within_s`."""
+        self.flush()
+        end = time.monotonic() + within_s
+        while self._pending and (left := end - time.monotonic()) > 0:
+            self._poll.poll(1000 * left)
+            self.flush()
 
     def _append(self, line: bytes) -> None:
         if len(self._pending) + len(line) > MAX_PENDING_BYTES:

@@ -77,6 +77,7 @@ class RequestParser:
         """Raises ApiError (400, 413, 414, 431, 501, 505) for what cannot be served; feed nothing afterwards."""
         fresh = self._between
         if fresh and (known := self._memory.recall(data)) is not None:
+            self._unused = 0
             self._sink.request_whole(*known)
             return
         self._begun = 0

@@ -38,6 +38,8 @@ _DATAGRAMS_PER_REQUEST = 2
 """That are as much work as one request."""
 _ALL_STREAMS = (1 << 62) - 4
 _KEEP_ALIVE, _DRAIN = 1, 2
+_PATIENCE = 3
+"""With a client that does not acknowledge an answer while the connection drains: a packet may be lost, and lost again."""
 _SAFE = ("GET", "HEAD")
 """Methods that may run before the handshake has shown that the client means it now (RFC 8470 section 2.1)."""
 
@@ -266,6 +268,9 @@ class Session(Connection):
             request.sweep(now)
         if self._draining_since is not None and now - self._draining_since > self._service.limits.late_request_s:
             self._say_last()  # no sign of it that the warning has arrived
+            if now - self.heard > _PATIENCE * self._service.limits.late_request_s:
+                self._leaving.clear()  # libcurl, between two requests, does not even acknowledge the last answer
+                self.wake()
         leaving = self._is_leaving()
         if self.requests:
             self._ping(now)
@@ -284,7 +289,7 @@ class Session(Connection):
     def drain(self) -> None:
         """GOAWAY in two steps (RFC 9114 section 5.2): first a warning, then, once it has arrived, the last stream. A
         client that does not say so in `late_request_s`, one that is gone or never ended its handshake, is not waited
-        for."""
+        for; nor is one that does not acknowledge its last answer in three times as long."""
         if self._draining_since is not None:
             return
         self._draining_since = time.monotonic()

@@ -57,7 +57,8 @@ class Connection:
     def __init__(self, quic: AnyQuic, endpoint: Home, host: str, now: float) -> None:
         self.quic = quic
         self.host = host
-        self.born = now
+        self.born = self.heard = now
+        """`heard`: when its last datagram came."""
         self.ids: set[bytes] = set()
         self._client: Address | None = None
         """Where it was when we last looked."""
@@ -94,6 +95,7 @@ class Connection:
     # ---- the endpoint's side
 
     def receive(self, data: bytes, address: Address, now: float) -> None:
+        self.heard = now
         if not self._turns.waiting:
             self._take(data, address, now)
         elif len(self._queue) < self._endpoint.limits.datagrams_waiting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,3 +91,28 @@ def test_files_work_too(tmp_path: Path) -> None:
         for i in range(1000):
             log.record({"i": i})
     assert len((tmp_path / "log").read_bytes().splitlines()) == 1000
+
+
+def test_at_the_end_a_slow_reader_gets_every_line_whole(pipe: tuple[int, int]) -> None:
+    os.set_blocking(pipe[0], True)
+    log, got = Log(pipe[1]), bytearray()
+
+    def read(wanted: int) -> None:
+        while got.count(b"\n") < wanted:
+            got.extend(os.read(pipe[0], 4096))
+
+    for i in range(500):
+        log.record({"i": i, "text": "x" * 1000})
+    reader = threading.Thread(target=read, args=(500,), daemon=True)
+    reader.start()
+    log.finish(within_s=600)
+    reader.join()
+    assert [orjson.loads(line)["i"] for line in got.splitlines()] == list(range(500))
+
+
+def test_at_the_end_a_reader_that_has_stopped_is_not_waited_for(pipe: tuple[int, int]) -> None:
+    log = Log(pipe[1])
+    for _ in range(500):
+        log.record({"text": "x" * 1000})
+    log.finish(within_s=0.01)
+    assert drain(pipe[0])

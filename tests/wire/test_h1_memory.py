@@ -53,6 +53,13 @@ def test_a_request_whose_head_came_before_is_told_at_once_whatever_its_length() 
     assert requests.events == fed(octets(reads))[0].events
 
 
+def test_line_ends_between_requests_do_not_add_up() -> None:
+    """RFC 9112 section 2.2: a server skips an empty line before a request."""
+    requests, end = fed([ask(3), *[b"\r\n", ask(3)] * 2 * LIMITS.head_bytes])
+    assert not end
+    assert requests.whole == 2 * LIMITS.head_bytes
+
+
 def test_a_head_whose_body_came_in_pieces_is_known_too() -> None:
     first, second = ask(30), ask(20)
     assert fed([first[:-25], first[-25:], second])[0].whole == 1

@@ -95,6 +95,24 @@ async def test_who_is_gone_or_never_came_whole_holds_no_drain_up(certificate: De
             await drained
 
 
+async def test_who_does_not_acknowledge_an_answer_holds_no_drain_up_for_long(certificate: DevCertificate) -> None:
+    """libcurl looks at no socket between two requests: it has the answer, and the server never learns that."""
+    limits, probe = Limits(), Probe()
+    async with serving(probe.hold, certificate, limits) as edge:
+        peer = await edge.peer()
+        peer.request(get())
+        await soon(probe.started)
+        peer.deaf = True
+        probe.go.set()
+        drained = asyncio.create_task(edge.listener.drain(1000))
+        edge.later(limits.late_request_s + 0.1)
+        await asyncio.sleep(0.05)
+        assert not drained.done(), "the answer may only have been lost"
+        edge.later(3 * limits.late_request_s + 1)
+        async with asyncio.timeout(20):
+            await drained
+
+
 async def test_a_listener_is_healthy_until_it_drains(certificate: DevCertificate) -> None:
     async with serving(echo, certificate) as edge:
         assert edge.listener.healthy
