@@ -39,7 +39,7 @@ _DATAGRAMS_PER_REQUEST = 2
 _ALL_STREAMS = (1 << 62) - 4
 _KEEP_ALIVE, _DRAIN = 1, 2
 _PATIENCE = 3
-"""With a client that does not acknowledge an answer while the connection drains: a packet may be lost, and lost again."""
+"""With a client that does not acknowledge an answer while the connection drains: packets may be lost, and twice."""
 _SAFE = ("GET", "HEAD")
 """Methods that may run before the handshake has shown that the client means it now (RFC 8470 section 2.1)."""
 

@@ -112,6 +112,23 @@ async def test_a_silent_peer_is_given_up_in_time_however_often_it_is_probed(
         assert "nothing heard" in str(await failure_of(exchange))
 
 
+async def test_who_waits_for_an_answer_asks_for_a_sign_of_life(
+    certificate: DevCertificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was killed says so only to who sends something."""
+    probe = Probe()
+    async with serving(probe.hold, certificate) as edge, connected(edge) as connection:
+        connection.request(get(), end=True)
+        await soon(probe.started)
+        await settled(connection)
+        clock = cut_off(connection, monkeypatch)
+        while not connection.quic.awaits_acknowledgement:
+            assert connection._timer is not None
+            clock.now = max(clock.now, connection._timer.when())
+            connection._fired()
+        assert clock.now - connection._heard == pytest.approx(module.ASK_S, abs=0.1)
+
+
 async def test_what_cannot_be_decrypted_is_no_sign_of_life(
     certificate: DevCertificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
