@@ -9,6 +9,7 @@ the stack is here.
 from __future__ import annotations
 
 import codecs
+import functools
 import re
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
@@ -19,7 +20,8 @@ STEP = 2**14
 """Bytes that are looked at in one piece, about: a millisecond or less."""
 MAX_DEPTH = 512
 MAX_ELEMENTS = 2**17
-"""Lists and objects that no pattern takes in one go: each costs as much as a kilobyte of text."""
+"""Lists and objects, and values that no pattern takes in one go. A parser makes something of each, wherever it runs:
+millions of them hold up the node's event loop for a second. What is read at once (256 KiB) cannot have more."""
 _LEAST_WINDOW = 2**9
 _LONGEST_ESCAPE = 12
 _FAST = 8
@@ -37,6 +39,7 @@ _SCALAR = b"(?:" + _STRING + b"|" + _NUMBER + b"|true|false|null)"
 _KEY = _STRING + _SPACE + b":" + _SPACE
 _COMMA = _SPACE + b"," + _SPACE
 _CLOSING = b'"]}'
+_strings_out = functools.partial(re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"').sub, b"")
 
 
 _decode_name = msgspec.json.Decoder(str).decode
@@ -78,8 +81,8 @@ class Grammar:
 
     def members(self, body: bytes) -> Generator[None, None, dict[str, Member]]:
         """Those wanted that are there. Yields between two pieces. Raises Malformed."""
-        yield from _check_utf8(body, self.step * _FAST)
-        reading = _Reading(self, body)
+        brackets = yield from _surveyed(body, self.step * _FAST)
+        reading = _Reading(self, body, counting=brackets > MAX_ELEMENTS)
         yield from reading.run()
         return reading.found
 
@@ -103,10 +106,12 @@ def _flat(levels: int) -> bytes:
     return b"(?:" + _SCALAR + b"|" + array + b"|" + members + b")"
 
 
-def _check_utf8(body: bytes, step: int) -> Iterator[None]:
-    at = 0
+def _surveyed(body: bytes, step: int) -> Generator[None, None, int]:
+    """How many brackets open something, those within strings too. Raises Malformed where it is no UTF-8."""
+    at = brackets = 0
     while at < len(body):
         piece = body[at : at + step]
+        brackets += piece.count(b"[") + piece.count(b"{")
         if piece.isascii():
             at += len(piece)
         else:
@@ -116,6 +121,7 @@ def _check_utf8(body: bytes, step: int) -> Iterator[None]:
                 found = f"the byte 0x{piece[error.start]:02x} at offset {at + error.start}"
                 raise Malformed(f"{found} is no part of a UTF-8 character") from None
         yield
+    return brackets
 
 
 def _end(pattern: re.Pattern[bytes], body: bytes, at: int, limit: int) -> int:
@@ -130,6 +136,8 @@ class _Reading:
     __slots__ = (
         "_at",
         "_body",
+        "_counting",
+        "_elements",
         "_fresh",
         "_grammar",
         "_key",
@@ -142,9 +150,12 @@ class _Reading:
         "found",
     )
 
-    def __init__(self, grammar: Grammar, body: bytes) -> None:
+    def __init__(self, grammar: Grammar, body: bytes, counting: bool) -> None:
+        """`counting`: there may be too many lists and objects, so that those which patterns take are counted too."""
         self._grammar = grammar
         self._body = body
+        self._counting = counting
+        self._elements = 0
         self._at = 0
         self._open: list[bytes] = []
         self._fresh = False
@@ -160,16 +171,15 @@ class _Reading:
         if self._mark() != b"{":
             raise self._wrong("an object")
         self._enter(b"}")
-        spent = elements = 0
+        spent = 0
         while self._open:
             before, window = self._at, self._window
             self._skim()
             empty = self._fresh and self._mark() == self._open[-1]
             if empty or (yield from self._element()):
                 self._close()
-            elements += 1
-            if elements > MAX_ELEMENTS:
-                raise Malformed(f"it has more than {MAX_ELEMENTS} lists and objects in one another")
+            if self._elements > MAX_ELEMENTS:
+                raise Malformed(f"it has more than {MAX_ELEMENTS} lists and objects")
             spent += self._at - before + window  # which may have been looked at in vain
             if spent >= self._step:
                 spent = 0
@@ -189,6 +199,7 @@ class _Reading:
     def _enter(self, closing: bytes) -> None:
         if len(self._open) == MAX_DEPTH:
             raise Malformed(f"it is nested more than {MAX_DEPTH} levels deep")
+        self._elements += 1
         self._open.append(closing)
         self._fresh = True
         self._at += 1
@@ -207,7 +218,15 @@ class _Reading:
             return
         if end - before > window // 2:
             self._window = min(2 * window, self._step)
+        self._elements += self._taken(end)
         self._at, self._fresh = end, False
+
+    def _taken(self, end: int) -> int:
+        """The lists and objects from here up to `end`: whole values, as patterns have found. 0 where few are there."""
+        if not self._counting:
+            return 0
+        text = _strings_out(self._body[self._at : end])
+        return text.count(b"[") + text.count(b"{")
 
     def _element(self) -> Generator[None, None, bool]:
         """True where it has ended, False where it was opened."""
@@ -219,8 +238,10 @@ class _Reading:
             self._value = self._at
         end = self._flat_end()
         if end:
+            self._elements += self._taken(end) or 1
             self._at = end
         elif mark == b'"':
+            self._elements += 1
             yield from self._string()
         elif mark == b"[" or mark == b"{":
             self._enter(b"]" if mark == b"[" else b"}")

@@ -197,6 +197,23 @@ def test_a_priority_stands_there_once() -> None:
     assert told(b'{"model":"m","priority":7,"priority":7}') == ("priority", "invalid_value")
 
 
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"properties": {f"p{n}": {"enum": ["a"]} for n in range(30)}}},
+}
+PART = [{"type": "text", "text": 'x[0] = {"[": []}'}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools"),
+    [([{"role": "user", "content": PART}] * 20_000, None), ([{"role": "user", "content": "hi"}], [TOOL] * 900)],
+    ids=["20,000 messages", "900 tools"],
+)
+def test_what_agents_send_is_not_too_much(messages: list[Any], tools: list[Any] | None) -> None:
+    found = in_pieces(orjson.dumps({"model": "m", "messages": messages, "tools": tools}))
+    assert (found.messages, found.tools) == (len(messages), tools is not None)
+
+
 def test_of_a_very_long_name_only_the_beginning_is_read() -> None:
     body = orjson.dumps({"user": "x" * 2 * AT_ONCE_BYTES, "model": "m" * 2 * AT_ONCE_BYTES})
     found = in_pieces(body)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from edgeproxy.protocol.json_members import MAX_DEPTH, STEP, Grammar, Malformed, Member
+from edgeproxy.protocol.json_members import MAX_DEPTH, MAX_ELEMENTS, STEP, Grammar, Malformed, Member
 
 NAMES = frozenset({"a", "b", "messages"})
 WHOLE = Grammar(NAMES)
@@ -198,10 +198,45 @@ def test_what_nobody_writes_is_bounded(body: bytes, cause: str) -> None:
         read(body)
 
 
-def test_lists_in_lists_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeproxy.protocol.json_members.MAX_ELEMENTS", 100)
+MOST = 2**12
+FULL = {
+    "flat": b"[%b[]]" % (b"[]," * (MOST - 3)),
+    "in lists": b"[%b0]" % (b"[[]]," * (MOST // 2 - 2)),
+    "deep": b"[%b0]" % (b"[[[[[[[[]]]]]]]]," * (MOST // 8 - 1)),
+    "objects": b"[%b0]" % (b'{"a":[{}]},' * ((MOST - 3) // 3)),
+    "names": b"{%b}" % b",".join(b'"%x":{}' % n for n in range(MOST - 2)),
+    "pretty": b"[%b0]" % (b'{\n  "[": [\n    "{"\n  ]\n},\n' * (MOST // 2 - 2)),
+}
+"""As many lists and objects as may be there, or a few less."""
+
+
+@pytest.mark.parametrize("kind", FULL)
+def test_lists_and_objects_are_bounded_however_they_stand(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeproxy.protocol.json_members.MAX_ELEMENTS", MOST)
+    body = b'{"a":%b}' % FULL[kind]
+    assert read(body)[0]["a"].end == len(body) - 1
     with pytest.raises(Malformed, match="lists and objects"):
-        read(b'{"a":[' + b"[[[[[[]]]]]]," * 100)
+        read(b'{"c":[[[[[[[[[]]]]]]]]],"a":%b}' % FULL[kind])
+
+
+CODE = orjson.dumps('if (a[0] == "}") { b[1] = {"c": [\\"]\\"]}; }\n')
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":[%b0]}' % (b'{"role":"user","content":[{"type":"text","text":%b}]},' % CODE * 30_000),
+        b'{"a":[%b0]}' % (b"%b," % CODE * 50_000),
+        b'{"a":[%b0]}' % (b'"%b",' % (b"[{" * 40_000) * 20),
+        b'{"a":{%b"":0}}' % (b"%b:0," % CODE * 50_000),
+    ],
+    ids=["messages", "texts", "long texts", "names"],
+)
+def test_brackets_within_strings_do_not_count(body: bytes) -> None:
+    assert body.count(b"{") + body.count(b"[") > MAX_ELEMENTS
+    found, pieces = read(body)
+    assert found["a"].end == len(body) - 1
+    assert pieces >= len(body) / STEP / 8
 
 
 def test_faults_are_told_by_their_place_and_not_quoted() -> None:
