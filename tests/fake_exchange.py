@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ class Received:
 
     @property
     def json(self) -> Any:
-        return orjson.loads(self.body) if self.body else {}
+        return json.loads(self.body) if self.body else {}
 
     @property
     def model(self) -> str:

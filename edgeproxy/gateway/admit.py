@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from edgeproxy.access.tenants import Tenant
-from edgeproxy.gateway.bodies import FREE_BYTES, Room
+from edgeproxy.gateway.bodies import FREE_BYTES, Room, in_turns
 from edgeproxy.gateway.reading import ChatRequest, careful, grammar, usual
 from edgeproxy.gateway.watch import ClientGone, Receive
 from edgeproxy.protocol.node.request import BUDGET_HEADER, POLICY_HEADER, Terms, budget_ms, strict
@@ -95,17 +95,9 @@ def _let_in(size: int, limit: int, room: Room) -> None:
 
 
 async def _read(body: bytes, room: Room) -> ChatRequest:
-    """In pieces: of all such bodies, one piece a turn of the event loop."""
+    """In pieces."""
     await asyncio.to_thread(grammar)
-    pieces = careful(body)
-    while True:
-        async with room.turns:
-            try:
-                next(pieces)
-            except StopIteration as end:
-                found: ChatRequest = end.value
-                return found
-            await asyncio.sleep(0)
+    return await in_turns(careful(body), room.turns)
 
 
 def terms(tenant: Tenant, salt: bytes, priority: int | None, fields: Fields) -> Terms:

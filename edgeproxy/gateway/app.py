@@ -93,7 +93,8 @@ class Gateway:
         self._bodies = Bodies(limits.bodies_bytes)
         self._router = Router(fleet, rng)
         self._stages = Stages()
-        self._course = Course(self._router, Relay(limits, account.metrics, self._stages), budget_s, budgets, fallbacks)
+        relay = Relay(limits, account.metrics, self._stages)
+        self._course = Course(self._router, relay, budget_s, budgets, fallbacks, self._bodies.turns)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

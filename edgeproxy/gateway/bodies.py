@@ -6,6 +6,8 @@ import asyncio
 import ctypes
 import functools
 from collections import Counter
+from collections.abc import Generator
+from typing import TypeVar
 
 from edgeproxy.protocol.openai.errors import ApiError
 
@@ -13,6 +15,7 @@ FREE_BYTES = 64 * 2**10
 """A body up to this size is let in uncounted: the number of connections bounds those."""
 _WORTH_TRIMMING_BYTES = 64 * 2**20
 _TRIM_AFTER_S = 1.0
+_T = TypeVar("_T")
 
 
 class Bodies:
@@ -77,6 +80,18 @@ class Room:
         if size > FREE_BYTES and more > 0:
             self._bodies.take(self._client, more)
             self.size = size
+
+
+async def in_turns(pieces: Generator[None, None, _T], turns: asyncio.Lock) -> _T:
+    """What `pieces` returns: of all that share `turns`, one piece a turn of the event loop."""
+    while True:
+        async with turns:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                found: _T = end.value
+                return found
+            await asyncio.sleep(0)
 
 
 def trim() -> None:

@@ -9,14 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+from msgspec import Raw
 
+from edgeproxy.protocol.json_edit import members, written
+from edgeproxy.protocol.openai.errors import ApiError
 from edgeproxy.protocol.openai.sse import DONE, Event, encode, encode_comment
 
 MAX_CHARS = 2**18
 SEAM = encode_comment(b"another node goes on from the text so far")
 _ONLY_WHOLE = ("tools", "functions", "logprobs", "response_format")
 """Requests whose answer is more than text, or must be of one piece."""
+_NOTHING = (b"null", b"false", b"0", b'""', b"[]", b"{}")
 _LIMITS = ("max_tokens", "max_completion_tokens")
+_MOST_DIGITS = 15
 _PLAIN = {"role", "content", "refusal"}
 
 
@@ -61,17 +66,24 @@ class Said:
 
     def request(self, body: bytes) -> bytes | None:
         """The client's request with what was said as its last message; None where that would not do."""
-        value = orjson.loads(body)
-        if not self._sound or self._finished or not self._pieces or value.get("n") not in (None, 1):
+        if not self._sound or self._finished or not self._pieces:
             return None
-        if any(value.get(name) for name in _ONLY_WHOLE):
+        try:
+            value = members(body)
+        except ApiError:
             return None
-        value["messages"] = [*value["messages"], {"role": "assistant", "content": "".join(self._pieces)}]
-        value |= {"continue_final_message": True, "add_generation_prompt": False}
+        messages = bytes(value.get("messages", b""))
+        if messages[:1] != b"[" or _text(value, "n") not in (b"null", b"1"):
+            return None
+        if any(_text(value, name) not in _NOTHING for name in _ONLY_WHOLE):
+            return None
+        value["messages"] = Raw(_with_item(messages, {"role": "assistant", "content": "".join(self._pieces)}))
+        value |= {"continue_final_message": Raw(b"true"), "add_generation_prompt": Raw(b"false")}
         for name in _LIMITS:
-            if isinstance(value.get(name), int):
-                value[name] = max(1, value[name] - self.chunks)
-        return orjson.dumps(value)
+            limit = _text(value, name)
+            if limit.isdigit() and len(limit) <= _MOST_DIGITS:
+                value[name] = Raw(b"%d" % max(1, int(limit) - self.chunks))
+        return written(value)
 
     def rename(self, event: Event, before: int) -> bytes:
         """An event of the node that goes on, as one of the stream that the client has. `before`: chunks of text that
@@ -92,6 +104,17 @@ class Said:
         if choices and not usage and not any(_shows(choice) for choice in choices):
             return b""
         return encode(orjson.dumps(chunk | self._head))
+
+
+def _text(value: dict[str, Raw], name: str) -> bytes:
+    found = value.get(name)
+    return b"null" if found is None else bytes(found)
+
+
+def _with_item(items: bytes, item: object) -> bytes:
+    """A list as it is written, with one item more."""
+    before = items[:-1].rstrip()
+    return b"%b%b%b]" % (before, b"" if before == b"[" else b",", orjson.dumps(item))
 
 
 def _shows(choice: dict[str, Any]) -> bool:

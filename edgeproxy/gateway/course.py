@@ -6,6 +6,7 @@ client allows it; the operator's fallback model; a refusal that says when and wh
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Mapping
 from functools import partial
 from math import ceil, inf
@@ -16,6 +17,7 @@ from edgeproxy.access.tenants import Tenant
 from edgeproxy.gateway.account import Call
 from edgeproxy.gateway.admit import ChatRequest
 from edgeproxy.gateway.answer import Answer, Whole, whole
+from edgeproxy.gateway.bodies import in_turns
 from edgeproxy.gateway.plan import Plan, in_turn
 from edgeproxy.gateway.refusal import code_of, shortened, with_model, with_region
 from edgeproxy.gateway.relay import Relay, Request
@@ -37,14 +39,16 @@ class Course:
         budget_s: float,
         budgets: Mapping[str, float],
         fallbacks: Mapping[str, str],
+        turns: asyncio.Lock,
     ) -> None:
         """`budget_s`: for a first token, where neither tenant nor `budgets` (model -> seconds) names another.
-        `fallbacks`: model -> model."""
+        `fallbacks`: model -> model. `turns`: of those who work on large bodies."""
         self._router = router
         self._relay = relay
         self._budget_s = budget_s
         self._budgets = budgets
         self._fallbacks = fallbacks
+        self._turns = turns
 
     def request(self, plan: Plan, body: bytes, tenant: Tenant, headers: Headers, call: Call) -> Request:
         """What is to be served: `body` with `headers`, as planned."""
@@ -66,16 +70,18 @@ class Course:
     async def make_do(
         self, refusal: Whole, request: Request, asked: ChatRequest, tenant: Tenant, answer: Answer, call: Call
     ) -> None:
-        """Nobody takes it as it is. Raises as `serve` does."""
+        """Nobody takes it as it is. Raises as `serve` does, and ApiError 400 where it cannot be made smaller."""
         refused: Whole | None = refusal
         if request.offers:
             fits, node = max(request.offers, key=itemgetter(0))
             answer.fields.append((DEGRADED, b"max_tokens=%d" % fits))
-            shorter = Request(request.headers, shortened(asked.body, fits), request.plan, request.visit)
+            body = await in_turns(shortened(asked.body, fits), self._turns)
+            shorter = Request(request.headers, body, request.plan, request.visit)
             refused = await self._relay.run(iter((node,)), shorter, answer, call) and refused
         other = self._fallbacks.get(asked.model)
         if refused is not None and other is not None and (refused.status == 429 or refused.status >= 500):
-            lesser = self._fallback(asked.of_model(other, with_model(asked.body, other)), tenant, request)
+            body = await in_turns(with_model(asked.body, other), self._turns)
+            lesser = self._fallback(asked.of_model(other, body), tenant, request)
             if lesser is not None:
                 answer.fields = [*_unchanged(answer), (DEGRADED, b"model=" + other.encode("ascii"))]
                 call.model = lesser.plan.label

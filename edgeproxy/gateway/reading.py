@@ -32,6 +32,8 @@ _NULL = b"null"
 _BLANKS = b" \t\n\r"
 _SMALL = ("model", "stream", "priority", *REFUSED, *_SESSION_FIELDS)
 _LARGE = ("messages", "tools", "prompt", "tokens", "stream_options")
+LENGTHS = ("max_completion_tokens", "max_tokens")
+"""What limits an answer; the first that is there counts."""
 
 
 class ChatRequest(msgspec.Struct, frozen=True, gc=False):
@@ -159,8 +161,8 @@ def careful(body: bytes) -> Generator[None, None, ChatRequest]:
 
 @cache
 def grammar() -> Grammar:
-    """Takes some milliseconds, once."""
-    return Grammar(frozenset((*_SMALL, *_LARGE)))
+    """Of all members that the proxy reads or sets. Takes some milliseconds, once."""
+    return Grammar(frozenset((*_SMALL, *_LARGE, *LENGTHS)))
 
 
 def _plain(found: _Usual) -> bytes:

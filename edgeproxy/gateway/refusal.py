@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import orjson
 
 from edgeproxy.gateway.answer import Whole
+from edgeproxy.gateway.reading import AT_ONCE_BYTES, LENGTHS, grammar
+from edgeproxy.protocol.json_edit import members, set_at_once, set_in_pieces
 from edgeproxy.protocol.openai.codes import OWN_BUDGET, node_code
 
-_LENGTHS = ("max_completion_tokens", "max_tokens")
+_NULL = b"null"
 
 
 def fitting_tokens(refused: Whole) -> int | None:
@@ -41,15 +44,27 @@ def with_region(refused: Whole, region: str) -> Whole:
     return refused._replace(body=orjson.dumps(value))
 
 
-def shortened(body: bytes, tokens: int) -> bytes:
-    """The request with room for an answer of so many tokens."""
-    value = orjson.loads(body)
-    name = next((name for name in _LENGTHS if value.get(name) is not None), _LENGTHS[1])
-    return orjson.dumps(value | {name: tokens})
+def shortened(body: bytes, tokens: int) -> Generator[None, None, bytes]:
+    """The request with room for an answer of so many tokens. Yields between pieces. Raises ApiError 400 where the
+    body is nested too deeply to be changed."""
+    if len(body) <= AT_ONCE_BYTES:
+        texts = {name: bytes(value) for name, value in members(body).items() if name in LENGTHS}
+    else:
+        found = yield from grammar().members(body)
+        texts = {name: body[found[name].value : found[name].end] for name in LENGTHS if name in found}
+    name = next((name for name in LENGTHS if texts.get(name, _NULL) != _NULL), LENGTHS[1])
+    return (yield from _with_member(body, name, b"%d" % tokens))
 
 
-def with_model(body: bytes, model: str) -> bytes:
-    return orjson.dumps(orjson.loads(body) | {"model": model})
+def with_model(body: bytes, model: str) -> Generator[None, None, bytes]:
+    """The request of another model. Yields and raises as `shortened` does."""
+    return _with_member(body, "model", orjson.dumps(model))
+
+
+def _with_member(body: bytes, name: str, value: bytes) -> Generator[None, None, bytes]:
+    if len(body) <= AT_ONCE_BYTES:
+        return set_at_once(body, name, value)
+    return (yield from set_in_pieces(body, name, value, grammar()))
 
 
 def _recovery(refused: Whole) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import functools
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -60,6 +60,10 @@ class Member(NamedTuple):
     """How often the name is there: this is the last."""
 
 
+Keep = Callable[[str, int, int, int], None]
+"""Told of a member: its name, and the offsets as of `Member`."""
+
+
 class Grammar:
     """The patterns for objects of which some members are wanted. They take some milliseconds to compile."""
 
@@ -81,10 +85,19 @@ class Grammar:
 
     def members(self, body: bytes) -> Generator[None, None, dict[str, Member]]:
         """Those wanted that are there. Yields between two pieces. Raises Malformed."""
+        found: dict[str, Member] = {}
+
+        def keep(name: str, key: int, value: int, end: int) -> None:
+            before = found.get(name)
+            found[name] = Member(key, value, end, 1 if before is None else before.times + 1)
+
+        yield from self.visit(body, keep)
+        return found
+
+    def visit(self, body: bytes, keep: Keep) -> Iterator[None]:
+        """As `members`, and tells of each, as often as it is there, in the order in which they stand."""
         brackets = yield from _surveyed(body, self.step * _FAST)
-        reading = _Reading(self, body, counting=brackets > MAX_ELEMENTS)
-        yield from reading.run()
-        return reading.found
+        yield from _Reading(self, body, keep, counting=brackets > MAX_ELEMENTS).run()
 
 
 def _plain(chunk: bytes) -> bool:
@@ -140,6 +153,7 @@ class _Reading:
         "_elements",
         "_fresh",
         "_grammar",
+        "_keep",
         "_key",
         "_least",
         "_name",
@@ -147,13 +161,13 @@ class _Reading:
         "_step",
         "_value",
         "_window",
-        "found",
     )
 
-    def __init__(self, grammar: Grammar, body: bytes, counting: bool) -> None:
+    def __init__(self, grammar: Grammar, body: bytes, keep: Keep, counting: bool) -> None:
         """`counting`: there may be too many lists and objects, so that those which patterns take are counted too."""
         self._grammar = grammar
         self._body = body
+        self._keep = keep
         self._counting = counting
         self._elements = 0
         self._at = 0
@@ -165,7 +179,6 @@ class _Reading:
         self._name = ""
         self._key = self._value = 0
         """Of the member that is being read."""
-        self.found: dict[str, Member] = {}
 
     def run(self) -> Iterator[None]:
         if self._mark() != b"{":
@@ -249,7 +262,7 @@ class _Reading:
         else:
             raise self._wrong("a value")
         if depth == 1:
-            self._keep()
+            self._end_member()
         return True
 
     def _read_key(self, depth: int) -> None:
@@ -319,12 +332,11 @@ class _Reading:
             self._at += 1
             self._open.pop()
             if len(self._open) == 1:
-                self._keep()
+                self._end_member()
 
-    def _keep(self) -> None:
+    def _end_member(self) -> None:
         if self._name in self._grammar.names:
-            before = self.found.get(self._name)
-            self.found[self._name] = Member(self._key, self._value, self._at, 1 if before is None else before.times + 1)
+            self._keep(self._name, self._key, self._value, self._at)
 
     def _wrong(self, wanted: str) -> Malformed:
         if self._at >= len(self._body):

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-import orjson
+import msgspec
 
 from edgeproxy.config import Config, ConfigError, GatewayLimits, NodeConfig, NodeTls
+from edgeproxy.protocol.json_edit import members, written
 from edgeproxy.protocol.node.instruments import Instruments
 from edgeproxy.protocol.node.report import REPORT_HEADER, TOKEN_HEADER, NodeReport, NodeState, decode
 from edgeproxy.protocol.node.resume import STREAM_HEADER
@@ -103,12 +104,13 @@ class Node:
         return self.report.numerics or None
 
     def body(self, body: bytes) -> bytes:
-        """A client's request with the model as this node calls it; as it came where that is the same."""
+        """A client's request with the model as this node calls it; as it came where that is the same. Raises ApiError
+        400 where it is nested too deeply for that."""
         if not self.config.names:
             return body
-        value = orjson.loads(body)
-        value["model"] = self.config.name_of(value["model"])
-        return orjson.dumps(value)
+        value = members(body)
+        value["model"] = msgspec.Raw(written(self.config.name_of(msgspec.json.decode(value["model"], type=str))))
+        return written(value)
 
     def _take(self, report: NodeReport, now: float) -> None:
         if report.step_counter < self._step:

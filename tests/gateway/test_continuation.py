@@ -117,6 +117,31 @@ def test_tool_calls_and_second_choices_make_a_text_no_base() -> None:
         assert said.request(body) is None
 
 
+def said() -> Said:
+    found = Said()
+    for raw in (ROLE, *WORDS):
+        found.add(Event(raw[6:-2], raw))
+    return found
+
+
+@pytest.mark.parametrize("messages", [b"[ ]", b'[{"role":"user","content":1e400}\n]'])
+def test_a_request_is_continued_as_it_was_written(messages: bytes) -> None:
+    odd = b'"z":1e400,"y":%b,"x":%b%b' % (b"9" * 400, b"[" * 500, b"]" * 500)
+    found = said().request(b'{"model":"ok","messages":%b,%b,"n":1,"tools":[],"max_tokens":50}' % (messages, odd))
+    assert found is not None and odd in found
+    assert b'{"role":"assistant","content":"Hello, ' in found and b'"max_tokens":47' in found
+    assert messages[:-1].rstrip() in found and b"[," not in found
+
+
+def test_a_prompt_or_a_limit_that_is_none_is_no_fault() -> None:
+    assert said().request(b'{"model":"ok","prompt":"Once"}') is None
+    assert said().request(b'{"model":"ok","messages":null}') is None
+    assert said().request(b'{"model":"ok","messages":[],"z":%b%b}' % (b"[" * 1000, b"]" * 1000)) is None
+    digits = b"9" * 5000
+    found = said().request(b'{"model":"ok","messages":[],"max_tokens":%b}' % digits)
+    assert found is not None and digits in found
+
+
 @given(VALUES)
 def test_no_event_is_a_fault(value: object) -> None:
     data = orjson.dumps(value)

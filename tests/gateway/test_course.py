@@ -12,6 +12,7 @@ from edgeproxy.config import NodeConfig, RegionConfig
 from edgeproxy.explain import render
 from edgeproxy.gateway.account import Call
 from edgeproxy.gateway.course import hold_until
+from edgeproxy.gateway.reading import AT_ONCE_BYTES
 from edgeproxy.routing.load import Occupancy
 from edgeproxy.upstream.node import Node
 from tests.fake_node import FakeNode
@@ -69,6 +70,41 @@ async def test_the_fallback_model_answers_when_no_node_takes_the_request_and_the
                 assert (reply.status, reply.header(b"x-edge-degraded")) == (200, b"model=ok"), model
                 assert e.lines.requests[-1]["model"] == "ok"
             assert second.chats[-1].model == "ok"
+
+
+ODD = {
+    "a number out of range": b'"z":1e400',
+    "a long number": b'"z":' + b"9" * 400,
+    "deep": b'"z":' + b"[" * 500 + b"]" * 500,
+    "large": b'"z":1e400,"y":"' + b"x" * 2 * AT_ONCE_BYTES + b'"',
+    "repeated": b'"z":1e400,"mod\\u0065l":"500","y":"' + b"x" * 2 * AT_ONCE_BYTES + b'","max_tokens":100',
+}
+"""What the proxy passes on, and a parser would refuse or write otherwise."""
+
+
+@pytest.mark.parametrize("kind", ODD)
+async def test_whatever_was_let_in_goes_on_to_the_fallback_as_it_was_written(tmp_path: Path, kind: str) -> None:
+    async with edge(tmp_path, fallbacks={"500": "ok"}) as e:
+        sent = b'{"messages":[],"model":"500",%b}' % ODD[kind]
+        reply = await ask(e.app, sent)
+        assert (reply.status, reply.header(b"x-edge-degraded")) == (200, b"model=ok")
+        served = next(seen.body for seen in (*e.near.chats, *e.far.chats) if b'"model":"ok"' in seen.body)
+        assert b"500" not in served.replace(b"9" * 400, b"")
+        assert ODD[kind].partition(b',"mod')[0] in served
+
+
+@pytest.mark.parametrize("kind", ODD)
+async def test_whatever_was_let_in_is_made_shorter_as_it_was_written(tmp_path: Path, kind: str) -> None:
+    async with edge(tmp_path) as e:
+        sent = b'{"max_completion_tokens":null,"max_tokens":90,"model":"short-of-memory",%b}' % ODD[kind].replace(
+            b"500", b"short-of-memory"
+        )
+        reply = await ask(e.app, sent, headers={"x-edge-degrade": "allow"})
+        assert (reply.status, reply.header(b"x-edge-degraded")) == (200, b"max_tokens=8")
+        served = next(seen.body for seen in (*e.near.chats, *e.far.chats) if b'"max_tokens":8' in seen.body)
+        assert b'"max_tokens":90' not in served and b'"max_tokens":100' not in served
+        assert b'"max_completion_tokens":null' in served
+        assert ODD[kind].partition(b',"mod')[0] in served
 
 
 async def test_where_the_fallback_fails_too_the_first_refusal_is_told(tmp_path: Path) -> None:

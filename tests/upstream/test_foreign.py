@@ -101,5 +101,7 @@ async def test_a_model_goes_by_the_nodes_name_there() -> None:
     async with FakeNode() as fake, node_of("vllm", fake, names=(("m", "org/Model-7B"),)) as node:
         body = orjson.dumps({"model": "m", "messages": [], "seed": 2**63 - 1})
         assert orjson.loads(node.body(body)) == {"model": "org/Model-7B", "messages": [], "seed": 2**63 - 1}
+        odd = b'"z":1e400,"y":%b,"x":%b%b}' % (b"9" * 400, b"[" * 500, b"]" * 500)
+        assert node.body(b'{"model":"m",' + odd) == b'{"model":"org/Model-7B",' + odd
     async with FakeNode() as fake, node_of("vllm", fake) as node:
         assert node.body(body) is body
