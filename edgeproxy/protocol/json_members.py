@@ -22,6 +22,8 @@ MAX_DEPTH = 512
 MAX_ELEMENTS = 2**17
 """Lists and objects, and values that no pattern takes in one go. A parser makes something of each, wherever it runs:
 millions of them hold up the node's event loop for a second. What is read at once (256 KiB) cannot have more."""
+MAX_NAMES = 2**18
+"""Of members, wherever they stand. A parser looks each up, and keeps those that it has not seen."""
 _LEAST_WINDOW = 2**9
 _LONGEST_ESCAPE = 12
 _FAST = 8
@@ -96,8 +98,9 @@ class Grammar:
 
     def visit(self, body: bytes, keep: Keep) -> Iterator[None]:
         """As `members`, and tells of each, as often as it is there, in the order in which they stand."""
-        brackets = yield from _surveyed(body, self.step * _FAST)
-        yield from _Reading(self, body, keep, counting=brackets > MAX_ELEMENTS).run()
+        brackets, colons = yield from _surveyed(body, self.step * _FAST)
+        counting = brackets > MAX_ELEMENTS or colons > MAX_NAMES
+        yield from _Reading(self, body, keep, counting).run()
 
 
 def _plain(chunk: bytes) -> bool:
@@ -119,12 +122,13 @@ def _flat(levels: int) -> bytes:
     return b"(?:" + _SCALAR + b"|" + array + b"|" + members + b")"
 
 
-def _surveyed(body: bytes, step: int) -> Generator[None, None, int]:
-    """How many brackets open something, those within strings too. Raises Malformed where it is no UTF-8."""
-    at = brackets = 0
+def _surveyed(body: bytes, step: int) -> Generator[None, None, tuple[int, int]]:
+    """How many brackets open something, and colons; those within strings too. Raises Malformed where it is no UTF-8."""
+    at = brackets = colons = 0
     while at < len(body):
         piece = body[at : at + step]
         brackets += piece.count(b"[") + piece.count(b"{")
+        colons += piece.count(b":")
         if piece.isascii():
             at += len(piece)
         else:
@@ -134,7 +138,7 @@ def _surveyed(body: bytes, step: int) -> Generator[None, None, int]:
                 found = f"the byte 0x{piece[error.start]:02x} at offset {at + error.start}"
                 raise Malformed(f"{found} is no part of a UTF-8 character") from None
         yield
-    return brackets
+    return brackets, colons
 
 
 def _end(pattern: re.Pattern[bytes], body: bytes, at: int, limit: int) -> int:
@@ -157,6 +161,7 @@ class _Reading:
         "_key",
         "_least",
         "_name",
+        "_names",
         "_open",
         "_step",
         "_value",
@@ -164,12 +169,12 @@ class _Reading:
     )
 
     def __init__(self, grammar: Grammar, body: bytes, keep: Keep, counting: bool) -> None:
-        """`counting`: there may be too many lists and objects, so that those which patterns take are counted too."""
+        """`counting`: there may be too many lists, objects or names, so that those which patterns take count too."""
         self._grammar = grammar
         self._body = body
         self._keep = keep
         self._counting = counting
-        self._elements = 0
+        self._elements = self._names = 0
         self._at = 0
         self._open: list[bytes] = []
         self._fresh = False
@@ -193,6 +198,8 @@ class _Reading:
                 self._close()
             if self._elements > MAX_ELEMENTS:
                 raise Malformed(f"it has more than {MAX_ELEMENTS} lists and objects")
+            if self._names > MAX_NAMES:
+                raise Malformed(f"its objects have more than {MAX_NAMES} members")
             spent += self._at - before + window  # which may have been looked at in vain
             if spent >= self._step:
                 spent = 0
@@ -235,10 +242,12 @@ class _Reading:
         self._at, self._fresh = end, False
 
     def _taken(self, end: int) -> int:
-        """The lists and objects from here up to `end`: whole values, as patterns have found. 0 where few are there."""
+        """The lists and objects from here up to `end`: whole values, as patterns have found. 0 where few are there.
+        Counts the names, too."""
         if not self._counting:
             return 0
         text = _strings_out(self._body[self._at : end])
+        self._names += text.count(b":")
         return text.count(b"[") + text.count(b"{")
 
     def _element(self) -> Generator[None, None, bool]:
@@ -270,6 +279,7 @@ class _Reading:
         found = self._grammar.key.match(self._body, self._at, self._at + self._step)
         if found is None:
             raise self._wrong("a name in quotes and a colon")
+        self._names += 1
         if depth == 1:
             self._key = self._at
             self._name = _decode_name(found[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -217,6 +218,25 @@ def test_lists_and_objects_are_bounded_however_they_stand(kind: str, monkeypatch
     assert read(body)[0]["a"].end == len(body) - 1
     with pytest.raises(Malformed, match="lists and objects"):
         read(b'{"c":[[[[[[[[[]]]]]]]]],"a":%b}' % FULL[kind])
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        lambda count: b'{"a":{%b}}' % b",".join(b'"%x":1' % n for n in range(count - 1)),
+        lambda count: b"{%b}" % b",".join([b'"b:":":"'] * (count - 1) + [b'"a":0']),
+        lambda count: b'{"a":[%b0]}' % (b'{"x" : {"y":":"}},' * ((count - 1) // 2)),
+        lambda count: b'{"a":[%b0]}' % (b'{"a":{"a":{"a":{"a":{}}}}},' * ((count - 1) // 4)),
+    ],
+    ids=["one object", "outermost", "objects", "deep"],
+)
+def test_names_are_bounded_wherever_they_stand(
+    members: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgeproxy.protocol.json_members.MAX_NAMES", MOST)
+    assert "a" in read(members(MOST))[0]
+    with pytest.raises(Malformed, match="members"):
+        read(members(MOST + 10))
 
 
 CODE = orjson.dumps('if (a[0] == "}") { b[1] = {"c": [\\"]\\"]}; }\n')
